@@ -147,3 +147,25 @@ class Policy:
             yield
         finally:
             self._lent = before
+
+    def load_trainable(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy weights into the trainable parameters, bit for bit.
+
+        Raises:
+            JaggError: the names or shapes differ from those of the trainable parameters.
+        """
+        own = self.trainable()
+        if own.keys() != weights.keys():
+            missing, extra = sorted(own.keys() - weights.keys())[:3], sorted(weights.keys() - own.keys())[:3]
+            msg = (
+                "Policy: the weights to load are not those that train here "
+                f"(missing: {', '.join(missing) or 'none'}; unexpected: {', '.join(extra) or 'none'}). "
+                "Use the same model and `train` setting as the run that saved them."
+            )
+            raise JaggError(msg)
+        with torch.no_grad():
+            for name, parameter in own.items():
+                if parameter.shape != weights[name].shape:
+                    msg = f"Policy: {name} has shape {tuple(parameter.shape)}, the loaded one {tuple(weights[name].shape)}."
+                    raise JaggError(msg)
+                parameter.copy_(weights[name])
