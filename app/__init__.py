@@ -1,0 +1,1 @@
+"""The studio around the algorithm: graph model, storage, worker and commands."""

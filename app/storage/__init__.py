@@ -1,0 +1,1 @@
+"""Run directories, events, metrics and checkpoints on disk; standard library only."""

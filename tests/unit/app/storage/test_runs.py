@@ -1,0 +1,90 @@
+from pathlib import Path
+
+import pytest
+
+from app.storage.errors import StorageError
+from app.storage.runs import RunDirectory, RunRecord, create_run, find_run, list_runs, new_run_id
+
+
+def make(path: Path, run_id: str = "a", created: float = 0.0) -> RunDirectory:
+    record = RunRecord(
+        id=run_id, state="queued", created=created, tags=("t",), settings={"threads": 1}
+    )
+    return create_run(path, record, workflow={"nodes": []}, prompt={"1": {}})
+
+
+def test_a_new_run_has_its_layout_and_its_record_reads_back(tmp_path: Path) -> None:
+    run = make(tmp_path / "runs" / "a")
+    assert sorted(path.name for path in run.path.iterdir()) == [
+        "checkpoints",
+        "export",
+        "prompt.json",
+        "run.json",
+        "samples",
+        "workflow.json",
+    ]
+    assert run.read_record() == RunRecord(
+        id="a", state="queued", tags=("t",), settings={"threads": 1}
+    )
+    assert run.update_record(state="running").state == "running"
+    assert run.read_record().state == "running"
+    assert list(run.path.glob(".*")) == []
+
+
+def test_a_directory_with_something_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(StorageError, match=r"is not empty.*--resume"):
+        make(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_path_below_a_file_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be made"):
+        make(tmp_path / "file" / "runs" / "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_read_only_file_system_is_refused() -> None:
+    with pytest.raises(StorageError, match="--runs-dir"):
+        make(Path("/proc/runs/a"))
+
+
+def test_a_newer_format_or_a_damaged_record_is_refused(tmp_path: Path) -> None:
+    run = make(tmp_path / "a")
+    text = run.record_path.read_text()
+    run.record_path.write_text(text.replace('"format": 1', '"format": 2'))
+    with pytest.raises(StorageError, match="format 2, expected 1"):
+        run.read_record()
+    run.record_path.write_text(text.replace('"queued"', '"dancing"'))
+    with pytest.raises(StorageError, match="`state`"):
+        run.read_record()
+    run.record_path.write_text(text[:20])
+    with pytest.raises(StorageError, match="not valid JSON"):
+        run.read_record()
+
+
+def test_files_stay_inside_the_run(tmp_path: Path) -> None:
+    run = make(tmp_path / "a")
+    assert run.file("samples/x/y.png").parent.is_dir()
+    with pytest.raises(StorageError, match="leads out"):
+        run.file("../b.txt")
+
+
+def test_runs_are_found_by_id_and_by_a_unique_beginning(tmp_path: Path) -> None:
+    make(tmp_path / "one", "abc-1", created=1.0)
+    make(tmp_path / "two", "abd-2", created=2.0)
+    (tmp_path / "other").mkdir()
+    assert [record.id for _, record in list_runs(tmp_path)] == ["abd-2", "abc-1"]
+    assert find_run(tmp_path, "abc-1").path == tmp_path / "one"
+    assert find_run(tmp_path, "abd").path == tmp_path / "two"
+    with pytest.raises(StorageError, match="several runs begin like that"):
+        find_run(tmp_path, "ab")
+    with pytest.raises(StorageError, match="no such run"):
+        find_run(tmp_path, "zz")
+    with pytest.raises(StorageError, match="expected a run id"):
+        find_run(tmp_path, "../one")
+
+
+def test_run_ids_differ() -> None:
+    assert new_run_id() != new_run_id()
