@@ -2,19 +2,19 @@
 
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 """The directory that holds `app`, `nodes`, `jagg` and `launch.py`."""
 
-RUNS = CHECKOUT / "runs"
+RUNS = ROOT / "runs"
 """Run directories, unless a command names another place."""
 
-CUSTOM_NODES = CHECKOUT / "custom_nodes"
+CUSTOM_NODES = ROOT / "custom_nodes"
 """A user's own nodes, loaded by file."""
 
-WORKFLOWS = CHECKOUT / "workflows"
+WORKFLOWS = ROOT / "workflows"
 """Shipped workflows."""
 
-USER = CHECKOUT / "user"
+USER = ROOT / "user"
 """A user's own files; nodes reach them by the names in `INPUT_ROOTS`."""
 
 INPUT_ROOTS = {"input": USER / "input", "models": USER / "models", "workflows": USER / "workflows"}

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from io import BufferedRandom
 from pathlib import Path
@@ -248,6 +248,69 @@ def read_events(path: Path, report: Callable[[str], None] | None = None) -> Iter
     except OSError as error:
         msg = f"{path}: cannot be read ({error.strerror or error})."
         raise StorageError(msg) from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """One metric of one node: values by tick, in tick order."""
+
+    name: str
+    node: str | None
+    points: Mapping[int, float]
+
+    @property
+    def first(self) -> float:
+        """The value of the earliest tick."""
+        return next(iter(self.points.values()))
+
+    @property
+    def last(self) -> float:
+        """The value of the latest tick."""
+        return next(reversed(list(self.points.values())))
+
+
+def fold_metrics(lines: Iterable[EventLine]) -> list[Series]:
+    """The series that stand at the end of the lines, sorted by name and node.
+
+    A `resumed` line voids what was reported for later ticks; where a tick was reported twice, the later line stands.
+    Metrics outside of the ticks are left out.
+    """
+    points: dict[tuple[str, str | None], dict[int, float]] = {}
+    for line in lines:
+        if line.type == "resumed" and line.tick is not None:
+            for series in points.values():
+                for tick in [tick for tick in series if tick > line.tick]:
+                    del series[tick]
+        elif line.type == "metric" and line.tick is not None:
+            key = (str(line.data["name"]), line.data.get("node"))
+            points.setdefault(key, {})[line.tick] = float(line.data["value"])
+    return [
+        Series(name=name, node=node, points=dict(sorted(series.items())))
+        for (name, node), series in sorted(
+            points.items(), key=lambda item: (item[0][0], item[0][1] or "")
+        )
+        if series
+    ]
+
+
+def columns(series: Iterable[Series]) -> dict[str, Series]:
+    """Series by column title: the metric's name, with the node's id behind it where several nodes report it."""
+    listed = list(series)
+    names = [entry.name for entry in listed]
+    return {
+        entry.name if names.count(entry.name) == 1 else f"{entry.name} [{entry.node}]": entry
+        for entry in listed
+    }
+
+
+def metrics_of_run(directory: Path) -> dict[str, list[tuple[int, float]]]:
+    """A run's metrics as (tick, value) pairs in tick order, by the column titles of `metrics.csv`.
+
+    Raises:
+        StorageError: `events.jsonl` cannot be read or is damaged.
+    """
+    series = fold_metrics(read_events(directory / "events.jsonl"))
+    return {title: list(entry.points.items()) for title, entry in columns(series).items()}
 
 
 class EventWriter:

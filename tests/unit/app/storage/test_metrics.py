@@ -1,7 +1,15 @@
 from pathlib import Path
 
-from app.storage.events import EventWriter, Metric, Resumed, read_events
-from app.storage.metrics import columns, fold_metrics, metrics_table, write_metrics
+from app.storage.events import (
+    EventWriter,
+    Metric,
+    Resumed,
+    columns,
+    fold_metrics,
+    metrics_of_run,
+    read_events,
+)
+from app.storage.metrics import metrics_table, write_metrics
 
 
 def events(path: Path, *listed: Metric | Resumed) -> Path:
@@ -49,3 +57,12 @@ def test_columns_name_the_node_where_several_report_a_metric(tmp_path: Path) -> 
     series = fold_metrics(read_events(path))
     assert list(columns(series)) == ["a [1]", "a [2]", "b"]
     assert metrics_table(series) == "tick,a [1],a [2],b\n1,1.0,2.0,3.0\n"
+
+
+def test_metrics_of_a_run_are_pairs_by_column(tmp_path: Path) -> None:
+    events(
+        tmp_path / "events.jsonl",
+        Metric(name="a", value=2.0, node="1", tick=5),
+        Metric(name="a", value=1.0, node="1", tick=0),
+    )
+    assert metrics_of_run(tmp_path) == {"a": [(0, 1.0), (5, 2.0)]}
