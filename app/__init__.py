@@ -1,1 +1,1 @@
-"""The studio around the algorithm: graph model, storage, worker and commands."""
+"""JAGG Studio: draws, checks, runs and watches training graphs."""
