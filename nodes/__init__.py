@@ -1,0 +1,1 @@
+"""The nodes that ship with the studio, one module per kind."""
