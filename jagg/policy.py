@@ -35,7 +35,7 @@ class Family(Protocol):
         ...
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """v at (latents, sigma); shape latents and result (N, *latent), sigma (N,) in [0, 1]."""
+        """Velocity at (latents, sigma); shape latents and result (N, *latent), sigma (N,) in [0, 1]."""
         ...
 
     def decode(self, latents: Tensor) -> Tensor:
@@ -92,15 +92,15 @@ class Policy:
             return self.family.encode(prompts)
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """The velocity v = noise - x0, float32, of the weights now in force.
+        """The velocity v = noise - x0 of the weights now in force, float32 (float64 from a float64 model).
 
         Shape: latents (N, *latent); sigma (N,); every conditioning tensor has N on axis 0; result (N, *latent).
         """
         if self._lent is None:
-            result = self._module(latents, sigma, conditioning)
+            result: Tensor = self._module(latents, sigma, conditioning)
         else:
             result = functional_call(self._module, dict(self._lent), (latents, sigma, conditioning))
-        return result.float()
+        return result if result.dtype == torch.float64 else result.float()
 
     def guided_velocity(
         self,
@@ -116,8 +116,12 @@ class Policy:
         """
         if unconditional is None:
             return self.velocity(latents, sigma, conditioning)
-        both = {name: torch.cat((unconditional[name], tensor)) for name, tensor in conditioning.items()}
-        v_u, v_c = self.velocity(torch.cat((latents, latents)), torch.cat((sigma, sigma)), both).chunk(2)
+        both = {
+            name: torch.cat((unconditional[name], tensor)) for name, tensor in conditioning.items()
+        }
+        v_u, v_c = self.velocity(
+            torch.cat((latents, latents)), torch.cat((sigma, sigma)), both
+        ).chunk(2)
         return v_u + guidance_scale * (v_c - v_u)
 
     def keep_reference(self) -> None:
@@ -156,7 +160,10 @@ class Policy:
         """
         own = self.trainable()
         if own.keys() != weights.keys():
-            missing, extra = sorted(own.keys() - weights.keys())[:3], sorted(weights.keys() - own.keys())[:3]
+            missing, extra = (
+                sorted(own.keys() - weights.keys())[:3],
+                sorted(weights.keys() - own.keys())[:3],
+            )
             msg = (
                 "Policy: the weights to load are not those that train here "
                 f"(missing: {', '.join(missing) or 'none'}; unexpected: {', '.join(extra) or 'none'}). "

@@ -5,6 +5,7 @@ micro-batch never enter a key, so that the same run draws the same numbers howev
 """
 
 import hashlib
+from collections.abc import Callable
 
 import torch
 
@@ -27,3 +28,18 @@ def generator(seed: int, *key: str | int, device: torch.device | str = "cpu") ->
     result = torch.Generator(device=device)
     result.manual_seed(derive_seed(seed, *key))
     return result
+
+
+GeneratorFactory = Callable[[str, tuple[int, ...]], torch.Generator]
+"""Gives the generator of a purpose and an index such as (prompt, member); the same key always the same stream."""
+
+
+def generator_factory(
+    seed: int, *key: str | int, device: torch.device | str = "cpu"
+) -> GeneratorFactory:
+    """A factory whose streams depend on `seed`, `key`, the purpose and the index alone."""
+
+    def make(name: str, index: tuple[int, ...]) -> torch.Generator:
+        return generator(seed, *key, name, *index, device=device)
+
+    return make

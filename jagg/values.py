@@ -197,7 +197,10 @@ class Reward:
         """
         weighted = [c for c in self.components if c.weight != 0]
         scale = sum(c.weight for c in weighted)
-        total = sum((c.weight * c.values.double() for c in weighted), torch.zeros(len(self), dtype=torch.float64))
+        total = sum(
+            (c.weight * c.values.double() for c in weighted),
+            torch.zeros(len(self), dtype=torch.float64),
+        )
         return total / scale if scale else total
 
     def __len__(self) -> int:
