@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from app.graph.context import RunContext
 from app.graph.errors import NodeError
-from app.graph.params import NoParams, Params, ParamSpec, param_specs
 from app.graph.ports import InputSpec, OutputSpec, input_spec, output_spec
+from app.graph.widgets import NoParams, Params, ParamSpec, param_specs
 
 P = TypeVar("P", bound=Params)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from app.graph.errors import NodeError
-from app.graph.params import WIRE_OF_PLAIN_TYPE
+from app.graph.widgets import WIRE_OF_PLAIN_TYPE
 
 
 @dataclass(frozen=True, slots=True)
