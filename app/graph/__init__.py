@@ -8,6 +8,7 @@ A node author imports from here:
 from app.graph.catalogue import object_info
 from app.graph.compile import CompiledGraph, CompiledNode, compile_graph, problems_of
 from app.graph.context import RunContext
+from app.graph.edit import SetError, set_source_value, set_value, split_assignment
 from app.graph.errors import Cancelled, GraphError, NodeError, Problem, WorkflowError
 from app.graph.model import Graph, GraphNode, Link
 from app.graph.node import Migration, Node, NodeSpec, spec_of
@@ -26,6 +27,8 @@ from app.graph.widgets import (
     doc_of,
     params,
 )
+from app.graph.workflow import Workflow, parse_workflow, read_workflow, workflow_of
+from app.graph.write import save_ui, to_api, to_ui
 
 __all__ = [
     "Cancelled",
@@ -52,8 +55,10 @@ __all__ = [
     "Problem",
     "Registry",
     "RunContext",
+    "SetError",
     "Ticks",
     "UnknownNodeError",
+    "Workflow",
     "WorkflowError",
     "build_params",
     "compile_graph",
@@ -62,8 +67,17 @@ __all__ = [
     "load_registry",
     "object_info",
     "params",
+    "parse_workflow",
     "problems_of",
+    "read_workflow",
     "runs_on",
+    "save_ui",
+    "set_source_value",
+    "set_value",
     "spec_of",
+    "split_assignment",
+    "to_api",
+    "to_ui",
     "wire_name",
+    "workflow_of",
 ]

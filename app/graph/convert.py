@@ -1,0 +1,143 @@
+"""From a drawing to a graph that can be compiled: the rules by which a front-end of ComfyUI makes a prompt."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from app.graph.drawing import BYPASSED, MUTED, Drawing, DrawnNode
+from app.graph.errors import Problem
+from app.graph.model import Graph, GraphNode, Link
+from app.graph.registry import Registry
+from app.graph.stored_values import migrate, read_values, unwrap
+
+REROUTE: Final = "Reroute"
+PRIMITIVE: Final = "PrimitiveNode"
+NOTES: Final = ("Note", "MarkdownNote")
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A graph, and what is worth saying about the drawing that it came from."""
+
+    graph: Graph
+    warnings: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    value: Any
+
+
+def to_graph(drawing: Drawing, registry: Registry) -> Converted:
+    """The graph of a drawing: reroutes, primitives, muted, bypassed and note cards are resolved away.
+
+    Cards of types that are not installed stay, with the values that are stored by name. An instance of a subgraph
+    becomes a problem of the graph that names it.
+
+    Raises:
+        WorkflowError: a card of an older version cannot be brought to the current one.
+    """
+    warnings: list[Problem] = []
+    problems: list[Problem] = []
+    nodes: dict[str, GraphNode] = {}
+    for node in drawing.nodes.values():
+        if not _runs(node):
+            continue
+        if node.type in drawing.subgraphs:
+            problems.append(_no_subgraphs(node, drawing.subgraphs[node.type]))
+        spec = registry.find(node.type)
+        stored = read_values(node, spec)
+        warnings.extend(stored.warnings)
+        inputs: dict[str, Any] = dict(stored.values)
+        for entry in node.inputs:
+            if entry.link is None:
+                continue
+            if entry.link not in drawing.starts:
+                text = f"{node.label}: `{entry.name}` has link {entry.link}, which does not exist; it is left open."
+                warnings.append(_problem("dangling_link", node, entry.name, text))
+                continue
+            found = _follow(drawing, entry.link, entry.type)
+            if isinstance(found, Problem):
+                problems.append(found)
+            elif isinstance(found, _Constant):
+                inputs[entry.widget or entry.name] = found.value
+            elif found is not None:
+                inputs[entry.widget or entry.name] = found
+        inputs, version = migrate(inputs, node.version, spec, node.label)
+        nodes[node.id] = GraphNode(
+            id=node.id, type=node.type, title=node.title, version=version, inputs=inputs
+        )
+    return Converted(Graph(nodes=nodes, problems=tuple(dict.fromkeys(problems))), tuple(warnings))
+
+
+def _runs(node: DrawnNode) -> bool:
+    virtual = node.type in (REROUTE, PRIMITIVE, *NOTES)
+    return not virtual and node.mode not in (MUTED, BYPASSED)
+
+
+def _follow(drawing: Drawing, link: str | None, wanted: str) -> Link | _Constant | Problem | None:
+    """What a link brings to an input of type `wanted`, through cards that do not run; None for nothing."""
+    seen: set[tuple[str, int]] = set()
+    while link is not None and link in drawing.starts:
+        key, slot = drawing.starts[link]
+        node = drawing.nodes.get(key)
+        if node is None or node.mode == MUTED or node.type in NOTES:
+            return None
+        if (key, slot) in seen:
+            text = f"{node.label}: its links lead back to itself; remove one of them."
+            return _problem("dependency_cycle", node, None, text)
+        seen.add((key, slot))
+        if _runs(node):
+            return Link(key, slot)
+        if node.mode != BYPASSED and node.type == PRIMITIVE:
+            return _primitive_value(node)
+        place = 0 if node.type == REROUTE else _way_through(node, slot, wanted)
+        link = node.inputs[place].link if place is not None and place < len(node.inputs) else None
+    return None
+
+
+def _way_through(node: DrawnNode, slot: int, wanted: str) -> int | None:
+    """The input that a bypassed card hands on at an output."""
+    given = node.output_types[slot] if slot < len(node.output_types) else "*"
+    types = [entry.type for entry in node.inputs]
+    if wanted in ("*", ""):
+        return slot if slot < len(types) else 0
+    if slot < len(types) and _compatible(types[slot], given) and _compatible(types[slot], wanted):
+        return slot
+    if wanted in types:
+        return types.index(wanted)
+    fitting = (
+        place
+        for place, kind in enumerate(types)
+        if _compatible(kind, given) and _compatible(kind, wanted)
+    )
+    return next(fitting, None)
+
+
+def _compatible(one: str, other: str) -> bool:
+    if "*" in (one, other) or "" in (one, other):
+        return True
+    left, right = ({part.strip().casefold() for part in kind.split(",")} for kind in (one, other))
+    return bool(left & right)
+
+
+def _primitive_value(node: DrawnNode) -> _Constant | None:
+    values = node.values or node.named
+    if isinstance(values, Mapping):
+        values = list(values.values())
+    return _Constant(unwrap(values[0])) if values else None
+
+
+def _no_subgraphs(node: DrawnNode, name: str) -> Problem:
+    title = node.title or name
+    text = (
+        f"{title} ({node.id}): it is an instance of the subgraph `{name}`, and subgraphs are not supported yet; "
+        "unpack it in the editor that made it."
+    )
+    return Problem(code="missing_node_type", node=node.id, title=title, field=None, message=text)
+
+
+def _problem(code: str, node: DrawnNode, field: str | None, text: str) -> Problem:
+    return Problem(
+        code=code, node=node.id, title=node.title or node.type, field=field, message=text
+    )
