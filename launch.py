@@ -5,6 +5,17 @@ standard error; standard output belongs to the command. ``python3 launch.py --he
 commands and the environment variables that steer this file.
 """
 
+import sys
+
+# Checked before anything that a Python far too old may lack.
+if not (3, 11) <= sys.version_info[:2] < (3, 13):
+    sys.stderr.write(
+        "launch.py: JAGG Studio needs Python 3.11 or 3.12; this is Python %d.%d (%s). "  # noqa: UP031
+        "Start it with one of them, for example: python3.12 launch.py\n"
+        % (sys.version_info[0], sys.version_info[1], sys.executable)
+    )
+    sys.exit(1)
+
 import contextlib
 import hashlib
 import importlib.metadata
@@ -16,22 +27,11 @@ import shutil
 import signal
 import site
 import subprocess
-import sys
 import sysconfig
 import time
-from pathlib import Path
-
-# Checked before any definition is evaluated: up to here the file is valid on Pythons far too old.
-if not (3, 11) <= sys.version_info[:2] < (3, 13):
-    sys.stderr.write(
-        "launch.py: JAGG Studio needs Python 3.11 or 3.12; this is Python %d.%d (%s). "  # noqa: UP031
-        "Start it with one of them, for example: python3.12 launch.py\n"
-        % (sys.version_info[0], sys.version_info[1], sys.executable)
-    )
-    sys.exit(1)
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent
