@@ -63,6 +63,7 @@ class Progress:
     node: str
     value: int
     total: int
+    text: str | None = None
     tick: int | None = None
 
 
@@ -81,6 +82,7 @@ class Metric:
 
     name: str
     value: float
+    unit: str | None = None
     node: str | None = None
     tick: int | None = None
 
@@ -89,13 +91,14 @@ class Metric:
 class Artefact:
     """A file of the run was written; `path` is relative to the run directory.
 
-    `kind` is `preview` (replaced at each report), `sample`, `export` or another word of the node's.
+    `kind` is the folder that it lies in: `samples`, `export`, or another one of the node's.
     """
 
     node: str
     name: str
     kind: str
     path: str
+    caption: str | None = None
     tick: int | None = None
 
 

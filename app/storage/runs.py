@@ -7,6 +7,7 @@
 | `run.json` | `RunRecord`, replaced atomically |
 | `events.jsonl` | see `events.py` |
 | `metrics.csv` | see `metrics.py`; written at the end of a run |
+| `run.lock` | held by the process that runs it |
 | `log.txt` | log lines and tracebacks |
 | `samples/`, `export/` | files that nodes write |
 | `checkpoints/tick-000050/` | see `checkpoints.py` |
@@ -14,8 +15,10 @@
 
 import re
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -142,6 +145,24 @@ class RunDirectory:
         self.write_record(record)
         return record
 
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the run: no second process can meanwhile. The system lets go when this process dies.
+
+        Raises:
+            StorageError: another process holds the run.
+        """
+        try:
+            file = (self.path / "run.lock").open("ab")
+        except OSError as error:
+            msg = f"Run directory {self.path}: cannot be written to ({error.strerror or error})."
+            raise StorageError(msg) from error
+        with file:
+            if not _try_lock(file.fileno()):
+                msg = f"Run directory {self.path}: another process is running it. Wait for it to end, or cancel it first."
+                raise StorageError(msg)
+            yield
+
     def file(self, relative: str) -> Path:
         """A path inside the run directory, its folder made.
 
@@ -232,6 +253,21 @@ def find_run(root: Path, name: str) -> RunDirectory:
     known = ", ".join(record.id for _, record in list(list_runs(root))[:5]) or "none"
     msg = f"Run {name!r}: {problem} in {root}. The latest there: {known}."
     raise StorageError(msg)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _missing_parents(path: Path) -> list[Path]:

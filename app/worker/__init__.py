@@ -1,0 +1,1 @@
+"""Runs compiled graphs: scheduler, run context, cache, checkpoints of runs. May import torch."""
