@@ -87,3 +87,16 @@ def test_readme_links_lead_somewhere() -> None:
         text = (ROOT / page).read_text(encoding="utf-8")
         targets = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", text)
         assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_readme_lists_every_paper_that_the_code_cites() -> None:
+    cited = {
+        number
+        for room in ("jagg", "nodes")
+        for file in (ROOT / room).rglob("*.py")
+        for number in re.findall(r"arXiv[ :]([0-9]{4}\.[0-9]{5})", file.read_text(encoding="utf-8"))
+    }
+    listed = set(
+        re.findall(r"arXiv ([0-9.]+[0-9])", (ROOT / "README.md").read_text(encoding="utf-8"))
+    )
+    assert cited <= listed, sorted(cited - listed)
