@@ -102,8 +102,9 @@ class Transition:
     """A family of noisy steps and its noise level; level 0 is the Euler step of the ODE.
 
     Example:
-        >>> Transition(kind="flow_sde", noise_level=0.7).coefficients(0.75, 0.5, 0.9).sd
-        0.6062177826491071
+        >>> numbers = Transition(kind="flow_sde", noise_level=0.7).coefficients(0.75, 0.5, 0.9)
+        >>> round(numbers.sd, 4), round(numbers.k, 4)
+        (0.6062, -0.3112)
     """
 
     kind: TransitionKind
