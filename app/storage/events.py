@@ -191,13 +191,20 @@ class EventLine:
         return tick if isinstance(tick, int) else None
 
 
+def json_number(value: float) -> float | str:
+    """The number, or the word that stands for it where JSON has none."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
 def encode_event(event: Event, *, seq: int, run: str, time: float) -> str:
     """The event's line, without its line feed."""
     data: dict[str, Any] = {"seq": seq, "time": time, "run": run, "type": event_type(event)}
     for entry in fields(event):
         value = getattr(event, entry.name)
         if value is not None:
-            data[entry.name] = _finite(value)
+            data[entry.name] = json_number(value) if isinstance(value, float) else value
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -372,12 +379,6 @@ class EventWriter:
     ) -> None:
         """Close the file."""
         self.close()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    return value
 
 
 def _repair(file: BufferedRandom) -> int:
