@@ -111,6 +111,6 @@ def test_a_missing_prompt_file_lists_what_is_there(context, tmp_path):
 
 
 def test_widget_values_are_strict():
-    with pytest.raises(ValueError, match="`group_size` is 5.7"):
+    with pytest.raises(ValueError, match=r"`group_size` is 5\.7"):
         ShapePromptsParams(group_size=5.7)
     assert json.loads(json.dumps(ShapePromptsParams().iterations)) == 100
