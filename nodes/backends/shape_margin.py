@@ -24,13 +24,12 @@ from nodes.backends.shapes import (
     RADII,
     SHAPES,
     Scene,
-    ShapeObject,
     parse_prompt,
     shape_mask,
 )
 
 NAME = "shape_margin"
-_PARTS = ("margin", "fit", "texture")
+_PARTS = ("margin", "colour", "fit", "texture")
 
 # Drawings move by up to .02 and grow by up to 7 %; thirds of that on both sides leave the least error in between.
 _SHIFTS = (-0.0133, 0.0, 0.0133)
@@ -49,6 +48,10 @@ class ShapeMargin:
     """Of the softmax over shapes, in units of squared error relative to a blank region's."""
     texture_weight: float = 1.5
     """Raised until paint outside the two prompted colours fell by the end of training."""
+    colour_temperature: float = 0.03
+    """Of the softmax over colours, in squared RGB distance; halfway between orange and yellow, the nearest two, is 0.11 / 4."""
+    colour_margin: bool = False
+    """Whether R pays sqrt(p · q) in place of p. Without it a small shape loses only about 0.1 by a neighbouring colour."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +71,10 @@ def scorer(settings: ShapeMargin | None = None) -> Scorer:
     the prompted shape, at least 0; texture is the root mean square distance of pixels from that line. Two objects are scored on their own halves of the picture, p
     and fit combined by geometric means, texture over the whole. A rendered prompt has an R of about .9, not 1.
 
-    The scene is read from metadata where they describe one, else from the prompt. Parts: margin (p), fit, texture.
+    q, the margin of colour, is the softmax of -‖c - colour‖² / colour_temperature over all object colours, at the prompted
+    one; c is the object's mean colour under its best template. It is reported, and paid where `colour_margin` is set.
+
+    The scene is read from metadata where they describe one, else from the prompt. Parts: margin (p), colour (q), fit, texture.
     """
     constants = settings or ShapeMargin()
 
@@ -90,9 +96,11 @@ def _score(request: ScoreRequest, settings: ShapeMargin) -> ScoreResult:
             problems[i] = scene
         else:
             measured[i] = _measure(np.clip(image, 0, 1), scene, settings)
-    margin, fit, texture = torch.from_numpy(measured).unbind(1)
-    raw = margin * fit - settings.texture_weight * texture
-    parts = dict(zip(_PARTS, (margin, fit, texture), strict=True))
+    parts = dict(zip(_PARTS, torch.from_numpy(measured).unbind(1), strict=True))
+    margin = (
+        (parts["margin"] * parts["colour"]).sqrt() if settings.colour_margin else parts["margin"]
+    )
+    raw = margin * parts["fit"] - settings.texture_weight * parts["texture"]
     return score_result(raw, ((raw + 1) / 2).clamp(0, 1), parts, problems)
 
 
@@ -106,33 +114,50 @@ def _scene(prompt: str, metadata: Mapping[str, Any]) -> Scene | str:
     return parse_prompt(prompt) or f"prompt {prompt!r} is not in the grammar of the shapes world"
 
 
-def _measure(image: Array, scene: Scene, settings: ShapeMargin) -> tuple[float, float, float]:
-    """Margin, fit and texture of one picture. Shape: image (H, W, 3)."""
+def _measure(image: Array, scene: Scene, settings: ShapeMargin) -> Array:
+    """Margin, colour, fit and texture of one picture. Shape: image (H, W, 3); result (4,)."""
     side = image.shape[0]
     background = np.array(BACKGROUNDS[scene.background])
     regions = _regions(side, len(scene.objects))
-    margins, fits, off_line = [], [], 0.0
+    product, off_line = np.ones(3), 0.0
     for item, (start, stop) in zip(scene.objects, regions, strict=True):
         offset = image[:, start:stop].reshape(-1, 3) - background
         line = np.array(COLOURS[item.colour]) - background
         share = np.clip(offset @ line / (line @ line), 0, 1)
         off_line += float(np.square(offset - share[:, None] * line).sum())
-        errors = _errors(share, item, side, start, stop)
-        least = errors.min()
-        odds = np.exp((least - errors) / settings.temperature)
+        templates = _templates(item.size, item.position, side, start, stop)
+        errors, best = _errors(share, templates)
         prompted = SHAPES.index(item.shape)
-        margins.append(float(odds[prompted] / odds.sum()))
-        fits.append(min(1.0, max(0.0, 1 - float(errors[prompted]))))
-    texture = (off_line / (side * side)) ** 0.5
-    power = 1 / len(margins)
-    return float(np.prod(margins)) ** power, float(np.prod(fits)) ** power, texture
+        template = templates.coverage[best[prompted]]
+        paint = background + template @ offset / templates.energy[best[prompted]]
+        distances = np.square(_colours() - paint).sum(1)
+        margin = _softmax(-errors / settings.temperature)[prompted]
+        colour = _softmax(-distances / settings.colour_temperature)[
+            list(COLOURS).index(item.colour)
+        ]
+        product *= (margin, colour, min(1.0, max(0.0, 1 - float(errors[prompted]))))
+    means = product ** (1 / len(scene.objects))
+    return np.array([*means, (off_line / (side * side)) ** 0.5])
 
 
-def _errors(share: Array, item: ShapeObject, side: int, start: int, stop: int) -> Array:
-    """E_k: the least squared error of each shape, relative to that of a blank region; shape (K,)."""
-    templates = _templates(item.size, item.position, side, start, stop)
+def _errors(share: Array, templates: _Templates) -> tuple[Array, npt.NDArray[np.int64]]:
+    """E_k, the least squared error of each shape relative to a blank region's, and the variants that reach it; (K,)."""
     squares = share @ share - 2 * (templates.coverage @ share) + templates.energy
-    return np.asarray((squares / templates.energy).reshape(len(SHAPES), -1).min(1))
+    relative = (squares / templates.energy).reshape(len(SHAPES), -1)
+    best = relative.argmin(1)
+    variants = best + np.arange(len(SHAPES)) * relative.shape[1]
+    return np.asarray(relative.min(1)), variants
+
+
+def _softmax(logits: Array) -> Array:
+    odds = np.exp(logits - logits.max())
+    return np.asarray(odds / odds.sum())
+
+
+@lru_cache(maxsize=1)
+def _colours() -> Array:
+    """RGB of every object colour; shape (6, 3)."""
+    return np.array(list(COLOURS.values()))
 
 
 def _regions(side: int, objects: int) -> tuple[tuple[int, int], ...]:

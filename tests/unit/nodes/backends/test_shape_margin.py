@@ -11,11 +11,11 @@ from nodes.backends.shapes import Scene, parse_prompt, render, render_batch, sam
 PROMPT = "a small red star at the left on a gray background"
 
 
-def score(prompt, *images, metadata=None):
+def score(prompt, *images, metadata=None, settings=None):
     count = len(images)
     batch = torch.tensor(np.stack(images)).movedim(-1, 1)
     metadata = [metadata or {}] * count
-    return shape_margin.scorer().score(
+    return shape_margin.scorer(settings).score(
         ScoreRequest(images=batch, prompts=[prompt] * count, metadata=metadata)
     )
 
@@ -116,3 +116,24 @@ def test_bad_metadata_and_unknown_prompts_are_nan_with_a_reason():
     assert broken.values.isnan().all()
     assert unknown.values.isnan().all()
     assert "cat" in unknown.notes[0]
+
+
+def test_a_neighbouring_colour_loses_by_the_colour_margin():
+    prompt = "a small orange star at the left on a white background"
+    pictures = picture(prompt), picture(prompt.replace("orange", "yellow"))
+    plain = score(prompt, *pictures)
+    paid = score(prompt, *pictures, settings=shape_margin.ShapeMargin(colour_margin=True))
+    assert plain.parts["colour"][0] > 0.95
+    assert plain.parts["colour"][1] < 0.05
+    assert plain.raw[0] - plain.raw[1] < 0.2
+    assert paid.raw[0] - paid.raw[1] > 0.7
+    assert paid.raw[0] > 0.95
+
+
+def test_colour_of_a_pair_is_the_geometric_mean():
+    prompt = "a red star and a blue circle on a white background"
+    wrong = picture("a red star and a purple circle on a white background")
+    colour = score(prompt, picture(prompt), wrong).parts["colour"]
+    assert colour[0] > 0.95
+    # exp(-d² / 0.03) with the squared distance 0.216 of purple and blue
+    assert colour[1] == pytest.approx(np.exp(-0.216 / 0.03 / 2), abs=0.01)
