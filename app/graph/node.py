@@ -54,11 +54,14 @@ class Node(Generic[P]):
         """Called once at the end of the run, also after an error."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold of this node: nested dicts and lists of tensors and JSON values."""
+        """What a checkpoint must hold of this node: nested dicts and lists of tensors and JSON values.
+
+        Called between ticks, after `open`.
+        """
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Take back what `state` gave; called after `open`, before the first `run`."""
 
 
 NodeClass = type[Node[Any]]
