@@ -61,7 +61,10 @@ class Node(Generic[P]):
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave; called after `open`, before the first `run`."""
+        """Take back what `state` gave.
+
+        Called before the first tick of a resumed run: after `open`, and for a node that runs once after its `run`.
+        """
 
 
 NodeClass = type[Node[Any]]

@@ -1,7 +1,9 @@
 import json
+from typing import Annotated
 
-from app.graph import object_info
-from app.graph.catalogue import INT_LIMIT
+from app.graph import Field, Params, object_info, params
+from app.graph.catalogue import INT_LIMIT, widget_options
+from app.graph.widgets import param_specs
 
 
 def test_entries_have_the_shape_that_front_ends_need(registry):
@@ -49,3 +51,19 @@ def test_ports_widgets_and_flags(registry):
         "multiline": True,
     }
     assert object_info(registry)["Mix"]["input"]["optional"] == {"reward_2": ["REWARD", {}]}
+
+
+def test_advanced_widgets_are_marked():
+    @params
+    class Hidden(Params):
+        rate: Annotated[float, Field(advanced=True, step=0.5)] = 0.0
+
+    (param,) = param_specs(Hidden)
+    assert widget_options(param) == {
+        "default": 0.0,
+        "advanced": True,
+        "min": -1e300,
+        "max": 1e300,
+        "step": 0.5,
+        "round": False,
+    }
