@@ -158,7 +158,7 @@ def distorted_drawing(shape: str, random: np.random.Generator) -> Array:
 def start(seed: int, training: ClassifierTraining) -> tuple[ShapeClassifiers, torch.optim.AdamW]:
     """Untrained classifiers, their features standardised on a batch of their own, and the optimizer."""
     classifiers = ShapeClassifiers(generator(seed, "shape_check", "initial"))
-    sample = draw_batch(256, seed=seed, key="standard", tick=0).features
+    sample = draw_batch(4 * training.batch, seed=seed, key="standard", tick=0).features
     classifiers.mean.copy_(sample.mean(0))
     classifiers.scale.copy_(sample.std(0).clamp_min(1e-3))
     return classifiers, torch.optim.AdamW(

@@ -38,10 +38,10 @@ def picture(prompt, side=24):
 @pytest.mark.parametrize("side", [24, 32])
 def test_rendered_truth_is_fully_right(scorer, side):
     random = np.random.default_rng(11)
-    scenes = [sample_scene(random) for _ in range(250)]
+    scenes = [sample_scene(random) for _ in range(120)]
     images = torch.tensor(render_batch(scenes, side, random)).movedim(-1, 1)
     result = scorer.score(
-        ScoreRequest(images=images, prompts=[s.prompt() for s in scenes], metadata=[{}] * 250)
+        ScoreRequest(images=images, prompts=[s.prompt() for s in scenes], metadata=[{}] * 120)
     )
     assert result.values.mean() >= 0.99
     assert result.parts["contour"].mean() >= 0.97
@@ -130,19 +130,19 @@ def test_training_is_a_function_of_seed_and_tick():
 
 
 def test_training_learns():
-    training = shape_classifiers.ClassifierTraining(steps=30, batch=32)
+    training = shape_classifiers.ClassifierTraining(steps=20, batch=24)
     classifiers, optimizer = shape_classifiers.start(5, training)
     losses = [
         shape_classifiers.train_step(classifiers, optimizer, seed=5, tick=t, training=training)[
             "shape_loss"
         ]
-        for t in range(30)
+        for t in range(20)
     ]
-    assert np.mean(losses[-5:]) < 0.5 * losses[0]
+    assert np.mean(losses[-5:]) < 0.7 * losses[0]
 
 
 def test_weights_survive_saving(tmp_path):
-    training = shape_classifiers.ClassifierTraining()
+    training = shape_classifiers.ClassifierTraining(batch=4)
     classifiers, _ = shape_classifiers.start(0, training)
     shape_classifiers.save(classifiers, tmp_path / "w.safetensors", {"seed": "0"})
     loaded = shape_classifiers.load(tmp_path / "w.safetensors")
