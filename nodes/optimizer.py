@@ -232,6 +232,7 @@ class GRPOJAGGOptimizer(Node[GRPOJAGGOptimizerParams]):
         "`exact` makes one per step."
     )
     aliases = ("grpo", "jagg", "train", "optimizer", "adamw", "update")
+    output = True
 
     class Outputs(NamedTuple):
         """The same policy, changed, and what the update did."""

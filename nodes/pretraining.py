@@ -176,6 +176,7 @@ class FlowMatchingTrainer(Node[FlowMatchingTrainerParams]):
         "One AdamW step per tick on the flow-matching loss; keeps a running average of the weights."
     )
     aliases = ("pretrain", "supervised", "train")
+    output = True
 
     class Outputs(NamedTuple):
         """The same policy, changed, and the loss."""
