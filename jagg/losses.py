@@ -148,8 +148,9 @@ def upstream_signal(velocity: Tensor, terms: StepTerms, *, on_policy: bool) -> S
     per_sample = (-1,) + (1,) * (residual.dim() - 1)
     scale = numbers.k / (terms.count * elements)
     lam = 2.0 if terms.kind == "cps" else 1 / numbers.sd**2
-    # Off-policy ratios of held samples may overflow; they are cut out, not multiplied by 0.
-    pull_N = (-terms.advantages * log_ratio_N.exp() * (scale * lam)).masked_fill(clipped_N, 0.0)
+    # Off-policy ratios may overflow; samples that are held or have no advantage are cut out, not multiplied by 0.
+    idle_N = clipped_N | (terms.advantages == 0)
+    pull_N = (-terms.advantages * log_ratio_N.exp() * (scale * lam)).masked_fill(idle_N, 0.0)
     gradient = (pull_N * terms.weights).view(per_sample) * residual
     kl_N = torch.zeros_like(terms.advantages)
     if terms.kl_weight != 0:

@@ -139,8 +139,9 @@ def test_t10_clip_holds_only_the_profitable_side(kind, advantage, log_r, flows):
         assert bool((gradient != 0).any()) is flows
 
 
-def test_an_overflowing_ratio_of_a_held_sample_gives_zero_not_nan():
-    terms, v, _ = make_terms("flow_sde", advantages=torch.ones(4))
+@pytest.mark.parametrize("advantage", [1.0, 0.0])
+def test_an_overflowing_ratio_of_an_idle_sample_gives_zero_not_nan(advantage):
+    terms, v, _ = make_terms("flow_sde", advantages=torch.full((4,), advantage))
     moved = replace(terms, old_log_probs=terms.old_log_probs - 1000)
     assert torch.equal(upstream_signal(v, moved, on_policy=False).gradient, torch.zeros_like(v))
 

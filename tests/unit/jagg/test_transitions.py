@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
 from torch.distributions import Normal
 
 from jagg.errors import JaggError, ShapeError
@@ -45,6 +44,8 @@ KINDS = ("flow_sde", "dance_sde", "cps")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_t1_zero_noise_is_the_diffusers_euler_step(kind):
+    from diffusers import FlowMatchEulerDiscreteScheduler  # slow to import, and for this test alone
+
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     scheduler.set_timesteps(sigmas=torch.linspace(1, 0.1, 10).tolist())
     sigmas = sigma_schedule(10, shift=3.0)
