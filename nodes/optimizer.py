@@ -260,7 +260,9 @@ class GRPOJAGGOptimizer(Node[GRPOJAGGOptimizerParams]):
         self._prepare(policy)
         if not self._checked:
             clip = grpo.clip(rollout.transition, rollout.final_latents[0].numel())
-            ctx.metric("parity/max_abs_log", check_parity(policy, rollout, clip=clip))
+            measured = check_parity(policy, rollout, clip=clip)
+            # Not a metric: a resumed run passes the gate once more, and its metrics must equal an uninterrupted run's.
+            ctx.progress(0, 1, f"parity gate passed: max |delta log-prob| = {measured:.2g}")
             self._checked = True
         total = reward.total()
         finite = total[total.isfinite()]
@@ -268,10 +270,10 @@ class GRPOJAGGOptimizer(Node[GRPOJAGGOptimizerParams]):
             ctx.metric("reward/mean", float(finite.mean()))
             ctx.metric("reward/std", float(finite.std(correction=0)))
         if settings.probe_every and ctx.tick % settings.probe_every == 0:
-            measured = probe(
+            compared = probe(
                 policy, rollout, reward, config=grpo, jagg=settings.jagg(), generator=ctx.generator
             )
-            for name, value in measured.items():
+            for name, value in compared.items():
                 ctx.metric(name, value)
         rate = learning_rate(
             ctx.tick,

@@ -5,15 +5,33 @@ from typing import Annotated, NamedTuple
 
 import torch
 
-from app.graph import Field, Node, Params, RunContext, params
+from app.graph import Field, Node, NoParams, Params, RunContext, default_of, params
 from jagg.errors import JaggError, ShapeError, StaleRolloutError
 from jagg.values import Reward, RewardComponent, Rollout, Scorer, ScoreRequest
 from nodes.backends import redness, shape_check, shape_margin
+from nodes.backends.shape_margin import ShapeMargin
 
 
 @params
-class NoParams(Params):
-    """A card without widgets."""
+class ShapeMarginScorerParams(Params):
+    """What the reward pays and fines."""
+
+    colour_margin: Annotated[
+        bool,
+        Field(
+            advanced=True,
+            tooltip="Pay the geometric mean of the shape's and the colour's margin, not the shape's alone.",
+        ),
+    ] = default_of(ShapeMargin, "colour_margin")
+    texture_weight: Annotated[
+        float,
+        Field(
+            minimum=0.0,
+            maximum=100.0,
+            step=0.1,
+            tooltip="Fine for paint outside the prompted colours.",
+        ),
+    ] = default_of(ShapeMargin, "texture_weight")
 
 
 class ScorerOutputs(NamedTuple):
@@ -22,7 +40,7 @@ class ScorerOutputs(NamedTuple):
     scorer: Scorer
 
 
-class ShapeMarginScorer(Node[NoParams]):
+class ShapeMarginScorer(Node[ShapeMarginScorerParams]):
     """Scores by rendering: is the prompted shape the best fit, well drawn, clean, and in its colours?"""
 
     type = "ShapeMarginScorer"
@@ -38,7 +56,10 @@ class ShapeMarginScorer(Node[NoParams]):
 
     def run(self, ctx: RunContext) -> ScorerOutputs:  # noqa: ARG002  the context is part of every card's method
         """Build the scorer."""
-        return ScorerOutputs(scorer=shape_margin.scorer())
+        settings = ShapeMargin(
+            colour_margin=self.params.colour_margin, texture_weight=self.params.texture_weight
+        )
+        return ScorerOutputs(scorer=shape_margin.scorer(settings))
 
 
 class ShapeCheckScorer(Node[NoParams]):

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from app.storage.events import Metric
+from app.storage.events import Metric, Progress
 from jagg.errors import JaggError, ShapeError, StaleRolloutError
 from jagg.policy import Policy
 from jagg.values import Reward, RewardComponent, Scorer, ScoreResult
@@ -166,7 +166,9 @@ def test_an_update_changes_the_one_policy_and_says_what_it_did(context, policy, 
     assert policy.version == 1
     assert any(not torch.equal(p, before[name]) for name, p in policy.trainable().items())
     told = _metrics(emitted)
-    assert told["parity/max_abs_log"] <= 1e-6
+    texts = [e.text for e in emitted if isinstance(e, Progress) and e.text]
+    assert texts[0].startswith("parity gate passed: max |delta log-prob| = 0")
+    assert not any(name.startswith("parity") for name in told)
     assert told["ratio/max_abs_log"] <= 1e-6
     assert told["jagg/cosine"] == pytest.approx(1.0, abs=1e-5)  # a window of two steps is exact
     for name in (
