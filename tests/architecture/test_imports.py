@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+pytestmark = pytest.mark.timeout(240)  # fresh interpreters that import torch, on a busy machine
+
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

@@ -11,6 +11,8 @@ import launch
 
 ROOT = Path(__file__).resolve().parents[2]
 
+pytestmark = pytest.mark.timeout(240)  # fresh interpreters that import torch, on a busy machine
+
 MACHINE = re.compile(
     r"(?<![\w.])/(?:work|root)/"  # somebody's folders
     r"|pypi\.org|pythonhosted\.org|npmjs\.|deb\.debian"  # hosts of package registries

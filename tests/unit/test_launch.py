@@ -246,7 +246,7 @@ def test_ctrl_c_leaves_nothing(checkout: Checkout) -> None:
     wait_until((checkout.root / ".venv" / launch.UNFINISHED).exists, process)
     time.sleep(0.3)
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=100)
     assert process.returncode == launch.EXIT_INTERRUPTED
     assert said.endswith(
         "launch.py: interrupted; nothing half-made is used. Start again when you like.\n"
@@ -259,7 +259,7 @@ def test_sigterm_leaves_nothing(checkout: Checkout) -> None:
     process = checkout.begin("run")
     wait_until((checkout.root / ".venv" / launch.UNFINISHED).exists, process)
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=100)
     assert process.returncode == launch.EXIT_TERMINATED
     assert checkout.left() == []
 
@@ -276,7 +276,7 @@ def test_a_kill_is_repaired_by_two_starts_at_once(checkout: Checkout) -> None:
     assert sum("first start: making the environment" in said for said in texts) == 1
     assert any("an earlier start was interrupted" in said for said in texts)
     assert all("waiting for it" in said for said in texts)
-    killed.communicate(timeout=20)
+    killed.communicate(timeout=100)
     assert checkout.left() == [".venv"]
 
 
