@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -113,15 +114,15 @@ class ToyLoader(Node[ToyLoaderParams]):
 
 @params
 class ToySamplerParams(Params):
-    """How slow."""
+    """How to be stopped: at tick `hold_at` the node waits while a file `hold` is in the current directory."""
 
-    forwards: Annotated[int, Field(minimum=1)] = 1
-    sleep: Annotated[float, Field(minimum=0.0)] = 0.0
+    hold_at: Annotated[int, Field(minimum=0)] = 0
+    deaf: bool = False
     fail_at: Annotated[int, Field(minimum=0)] = 0
 
 
 class ToySampler(Node[ToySamplerParams]):
-    """Draws noise, slowly if asked to."""
+    """Draws noise, and waits in the middle of a tick if asked to."""
 
     type = "ToySampler"
     title = "Toy Sampler"
@@ -134,9 +135,12 @@ class ToySampler(Node[ToySamplerParams]):
         rollout: ToyRollout
 
     def run(self, ctx: RunContext, *, policy: ToyWeights, batch: ToyBatch) -> Outputs:
-        for done in range(self.params.forwards):
-            time.sleep(self.params.sleep)
-            ctx.progress(done + 1, self.params.forwards)
+        ctx.progress(1, 2)
+        while ctx.tick == self.params.hold_at and Path("hold").exists():
+            time.sleep(0.02)
+            if not self.params.deaf:
+                ctx.progress(1, 2)
+        ctx.progress(2, 2)
         if self.params.fail_at and ctx.tick == self.params.fail_at:
             msg = "the toy broke"
             raise ValueError(msg)
