@@ -149,6 +149,5 @@ def _average(
         policy.ema = {name: p.detach().clone() for name, p in trainable.items()}
         return
     kept = min(decay, tick / (tick + 10))
-    torch._foreach_lerp_(
-        list(policy.ema.values()), [p.detach() for p in trainable.values()], 1 - kept
-    )
+    averages = [policy.ema[name] for name in trainable]
+    torch._foreach_lerp_(averages, [p.detach() for p in trainable.values()], 1 - kept)

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,14 +7,23 @@ from safetensors.torch import load_file, save_file
 
 from jagg.errors import JaggError
 from jagg.policy import Policy
-from jagg.randomness import generator
+from jagg.randomness import generator, generator_factory
+from jagg.rollout import sample_ode
+from jagg.schedule import sigma_schedule
+from jagg.values import PromptBatch
+from nodes.backends import tiny_dit
 from nodes.backends.shapes import (
     BACKGROUNDS,
     COLOURS,
     POSITIONS,
     SHAPES,
+    Scene,
+    ShapeObject,
     composition_split,
     held_out_prompts,
+    held_out_scenes,
+    render,
+    render_batch,
 )
 from nodes.backends.tiny_dit import VOCABULARY, TinyDiT, TinyDiTConfig, tokenise
 
@@ -168,3 +178,54 @@ def test_files_of_other_families_sizes_or_names_are_refused(family, tmp_path):
     save_file({"a": torch.zeros(1)}, path, metadata=good)
     with pytest.raises(JaggError, match="missing or unknown"):
         TinyDiT.load(path)
+
+
+@pytest.mark.parametrize("name", ["clean", "noisy"])
+def test_shipped_weights_point_from_noise_to_the_picture(name):
+    path = Path(tiny_dit.__file__).parent / "weights" / f"{name}.safetensors"
+    family = TinyDiT.load(path)
+    assert path.stat().st_size < 2.5e6
+    assert {"licence", "recipe", "scores", "cpu_seconds"} <= family.metadata.keys()
+    assert family.config == TinyDiTConfig()
+    scenes = held_out_scenes(16, composition_split(0), 0)
+    x0 = torch.from_numpy(render_batch(scenes, 24)).permute(0, 3, 1, 2).float() * 2 - 1
+    noise = torch.randn(x0.shape, generator=generator(0))
+    with torch.no_grad():
+        conditioning = family.encode([scene.prompt() for scene in scenes])
+        for sigma in (0.1, 0.3, 0.7):
+            x = (1 - sigma) * x0 + sigma * noise
+            velocity = family.velocity(x, torch.full((16,), sigma), conditioning)
+            distance = [
+                (guess - x0).square().mean()
+                for guess in (x - sigma * velocity, x, x + sigma * velocity)
+            ]
+            assert 4 * distance[0] < distance[1] < distance[2]
+
+
+def test_the_clean_base_heeds_its_caption_more_than_the_noisy_one():
+    weights = Path(tiny_dit.__file__).parent / "weights"
+    scene = Scene(
+        objects=(ShapeObject(colour="blue", shape="circle", size="large", position="center"),),
+        background="white",
+    )
+    share = {}
+    for name in ("clean", "noisy"):
+        policy = Policy(family=TinyDiT.load(weights / f"{name}.safetensors"))
+        images = sample_ode(
+            policy,
+            PromptBatch(prompts=(scene.prompt(),), group_size=24),
+            id="test",
+            sigmas=sigma_schedule(8, shift=1.0),
+            guidance_scale=1.0,
+            micro_batch=24,
+            generator=generator_factory(0),
+            on_step=None,
+        ).images
+        distance = (
+            (images - torch.from_numpy(render(scene, 24)).permute(2, 0, 1).float())
+            .square()
+            .mean((1, 2, 3))
+        )
+        share[name] = float((distance < 0.02).float().mean())
+    assert share["clean"] > 0.9
+    assert share["noisy"] < share["clean"]
