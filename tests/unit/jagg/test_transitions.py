@@ -113,6 +113,7 @@ def test_t2_final_marginal(steps, kind, noise_level, std):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("steps", "kind", "noise_level", "std"), T2_SLOW)
 def test_t2_final_marginal_of_long_schedules(steps, kind, noise_level, std):
     check_marginal(steps, kind, noise_level, std)
