@@ -1,6 +1,7 @@
 """What a person at the terminal sees of a run: one updating line, or one line per tick where that cannot be."""
 
 import math
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable
@@ -93,7 +94,9 @@ class ProgressView:
         return f"tick {tick}/{self._total}" if tick is not None else "loading"
 
     def _update(self, text: str) -> None:
-        self._stream.write(f"\r\x1b[2K{text}")
+        # A line that wraps could not be replaced: the cursor only goes back to the start of its last row.
+        width = shutil.get_terminal_size().columns - 1
+        self._stream.write(f"\r\x1b[2K{text[:width]}")
         self._stream.flush()
         self._open_line = True
 

@@ -1,5 +1,7 @@
 import io
 
+import pytest
+
 from app.cli.progress import ProgressView, duration
 from app.storage.events import (
     Event,
@@ -46,11 +48,18 @@ def test_a_line_for_each_tick_where_nothing_can_be_updated() -> None:
     ]
 
 
-def test_one_updating_line_on_a_terminal() -> None:
+def test_one_updating_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     text = show(Terminal(), *RUN)
     assert text.count("\n") == 2
     assert "\r\x1b[2Ktick 1/4  SDE Sampler 2/8" in text
     assert text.endswith("ETA 1:30\n")
+
+
+def test_a_long_line_is_cut_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "21")
+    text = show(Terminal(), *RUN)
+    assert max(len(part) for part in text.split("\r\x1b[2K")[1:]) <= 21
 
 
 def test_durations() -> None:

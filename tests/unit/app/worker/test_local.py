@@ -1,15 +1,63 @@
 import math
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import pytest
 import torch
 
+from app.graph import Field, Node, Params, RunContext, params
 from app.storage.errors import StorageError
 from app.storage.events import EventLine, read_events
 from app.storage.runs import RunDirectory
+from app.worker import local
 from app.worker.local import RunResult, run_graph
 from app.worker.settings import CancelToken, RunSettings
-from tests.integration.toy_graphs import compiled, last_state, new_run, numbers, training
+from jagg.values import UpdateStats
+from tests.integration.toy_graphs import (
+    compiled,
+    last_state,
+    new_run,
+    numbers,
+    toy_registry,
+    training,
+)
+
+
+class Thing:
+    """A value that no checkpoint can hold."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+
+@params
+class SlowParams(Params):
+    every: Annotated[int, Field(minimum=1)] = 3
+
+
+class Slow(Node[SlowParams]):
+    type = "Slow"
+    title = "Slow"
+    category = "evaluation"
+    description = "Makes a thing now and then."
+
+    class Outputs(NamedTuple):
+        thing: Thing
+
+    def run(self, ctx: RunContext, *, stats: UpdateStats) -> Outputs:
+        return self.Outputs(thing=Thing(stats.values["loss"]))
+
+
+class Read(Node):
+    type = "Read"
+    title = "Read"
+    category = "evaluation"
+    description = "Reports the thing at every tick."
+    output = True
+
+    def run(self, ctx: RunContext, *, thing: Thing, stats: UpdateStats) -> None:
+        ctx.metric("thing", thing.number)
+
 
 SETTINGS = RunSettings(device="cpu", threads=1)
 
@@ -31,8 +79,11 @@ def run_toy(
             token.request()
 
     run = RunDirectory(path) if resume else new_run(path)
+    registry = toy_registry()
+    registry.add(Slow)
+    registry.add(Read)
     return run_graph(
-        compiled(prompt),
+        compiled(prompt, registry),
         run,
         settings,
         resume=resume,
@@ -252,3 +303,41 @@ def test_a_graph_without_a_clock_runs_once(tmp_path: Path) -> None:
     result = run_toy(tmp_path / "a", prompt)
     assert (result.state, result.tick, result.total_ticks) == ("finished", 0, 0)
     assert (tmp_path / "a" / "export" / "weights.txt").is_file()
+
+
+def test_a_checkpoint_waits_while_a_value_that_cannot_be_written_is_needed(tmp_path: Path) -> None:
+    prompt = training(n1={"iterations": 8})
+    for node in ("5", "6", "7"):
+        del prompt[node]
+    prompt["8"] = {"class_type": "Slow", "inputs": {"stats": ["4", 1]}}
+    prompt["9"] = {"class_type": "Read", "inputs": {"thing": ["8", 0], "stats": ["4", 1]}}
+    settings = RunSettings(device="cpu", threads=1, checkpoint_every=2, checkpoint_keep=0)
+    run_toy(tmp_path / "whole", prompt, settings=settings)
+    names = [path.name for path in sorted((tmp_path / "whole" / "checkpoints").iterdir())]
+    # The thing is made at ticks 1, 3, 6 and 8: only just before is it not needed.
+    assert names == ["tick-000002", "tick-000005", "tick-000007", "tick-000008"]
+    stopped = run_toy(tmp_path / "cut", prompt, stop_at=("progress", 5), settings=settings)
+    assert stopped.checkpoint == "checkpoints/tick-000002"
+    notices = [
+        line.data["message"]
+        for line in read_events(tmp_path / "cut" / "events.jsonl")
+        if line.type == "notice"
+    ]
+    assert notices == ["The state after tick 4 was not kept: a resume goes on after tick 2."]
+    run_toy(tmp_path / "cut", prompt, resume=True, settings=settings)
+    assert numbers(tmp_path / "cut") == numbers(tmp_path / "whole")
+    assert last_state(tmp_path / "cut") == last_state(tmp_path / "whole")
+
+
+def test_a_state_too_large_to_copy_goes_back_to_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_toy(tmp_path / "whole", training())
+    monkeypatch.setattr(local, "_COPIED_BYTES", 0)
+    stopped = run_toy(tmp_path / "cut", training(), stop_at=("progress", 4))
+    assert (stopped.tick, stopped.checkpoint) == (3, "checkpoints/tick-000002")
+    again = run_toy(tmp_path / "cut", training(), resume=True, stop_at=("tick_finished", 3))
+    assert again.checkpoint == "checkpoints/tick-000003"
+    run_toy(tmp_path / "cut", training(), resume=True)
+    assert numbers(tmp_path / "cut") == numbers(tmp_path / "whole")
+    assert last_state(tmp_path / "cut") == last_state(tmp_path / "whole")
