@@ -49,7 +49,6 @@ HANDED_OVER: Final = "JAGG_STUDIO_HANDED_OVER"
 
 EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
-EXIT_TERMINATED: Final = 143
 
 HELP: Final = """
 environment:
@@ -68,8 +67,52 @@ class LaunchError(Exception):
     """A reason why the studio cannot start, worded for the person at the terminal."""
 
 
-class Terminated(BaseException):
-    """SIGTERM or SIGHUP arrived while the environment was being made."""
+class InterruptionError(Exception):
+    """Ctrl-C, SIGTERM or SIGHUP arrived while the environment was being made."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"signal {number}")
+        self.number = number
+
+
+class Signals:
+    """Notes an interruption instead of raising in the middle of a step; ``check`` raises.
+
+    Raising from a handler could lose a child that has just been started, which would go on writing.
+    """
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+
+    def _note(self, number: int, _frame: object) -> None:
+        self._number = number
+
+    def check(self) -> None:
+        """Raise ``InterruptionError`` if a signal has arrived."""
+        if self._number is not None:
+            raise InterruptionError(self._number)
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        """Note signals from here on, and treat them as before afterwards."""
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if sys.platform != "win32":
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self._note) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """What an installation runs under."""
+
+    lock: int
+    """Descriptor of the lock, which children share."""
+    signals: Signals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +238,8 @@ def try_lock(descriptor: int) -> bool:
 
 
 @contextlib.contextmanager
-def only_one(folder: Path) -> Iterator[int]:
-    """Hold the lock beside the environment; yields its descriptor for children to share.
+def only_one(folder: Path, signals: Signals) -> Iterator[Guard]:
+    """Hold the lock beside the environment.
 
     An installer that outlives a killed launch.py keeps the shared lock, so that the next start
     waits for it instead of deleting files under it.
@@ -215,10 +258,11 @@ def only_one(folder: Path) -> Iterator[int]:
                 say(f"another start (process {holder}) is preparing {folder}; waiting for it")
                 said = time.monotonic()
             time.sleep(0.2)
+            signals.check()
         os.ftruncate(descriptor, 0)
         os.lseek(descriptor, 0, os.SEEK_SET)
         os.write(descriptor, f"{os.getpid()}\n".encode())
-        yield descriptor
+        yield Guard(lock=descriptor, signals=signals)
     finally:
         os.close(descriptor)
 
@@ -278,32 +322,54 @@ def check_space(folder: Path, needed_gb: float) -> None:
         )
 
 
-def run_child(command: Sequence[str | Path], lock: int) -> int:
+def run_child(command: Sequence[str | Path], guard: Guard) -> int:
     """Run a child with its output on standard error; it never outlives an interrupted launch.py."""
     environ = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "PYTHONHOME"}}
     for misplacing in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER"):
         environ.pop(misplacing, None)  # each would install somewhere else than the environment
-    shared = () if os.name == "nt" else (lock,)
+    posix = os.name != "nt"
     child = subprocess.Popen(
         [str(part) for part in command],
         stdin=subprocess.DEVNULL,
         stdout=2,
         env=environ,
-        pass_fds=shared,
+        pass_fds=(guard.lock,) if posix else (),
+        process_group=0 if posix else None,
     )
     try:
-        return child.wait()
-    except BaseException:
-        child.terminate()
-        try:
-            child.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        while True:
+            guard.signals.check()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.wait(timeout=0.2)
+    except InterruptionError:
+        stop(child)
         raise
 
 
-def create(folder: Path, torch: BorrowedTorch | None, lock: int) -> None:
+def stop(child: subprocess.Popen[bytes]) -> None:
+    """End a child and whatever it has started, so that nothing goes on writing.
+
+    On POSIX the whole group is interrupted first (pip then removes its temporary files) and killed
+    ten seconds later.
+    """
+    if sys.platform == "win32":
+        child.terminate()
+        child.wait()
+        return
+    for number, patience in ((signal.SIGINT, 10.0), (signal.SIGKILL, 10.0)):
+        deadline = time.monotonic() + patience
+        try:
+            os.killpg(child.pid, number)
+            while time.monotonic() < deadline:
+                child.poll()  # reaps it, so that an empty group is seen to be empty
+                os.killpg(child.pid, 0)
+                time.sleep(0.05)
+        except ProcessLookupError:
+            break
+    child.wait()
+
+
+def create(folder: Path, torch: BorrowedTorch | None, guard: Guard) -> None:
     """Make an empty environment with pip; it stays marked unfinished."""
     command: list[str | Path] = [sys.executable, "-I", "-m", "venv"]
     if torch is not None and torch.visible_by_default():
@@ -313,7 +379,7 @@ def create(folder: Path, torch: BorrowedTorch | None, lock: int) -> None:
         (folder / UNFINISHED).touch()
     except OSError as error:
         raise cannot_write(folder, error) from error
-    if run_child([*command, folder], lock) != 0:
+    if run_child([*command, folder], guard) != 0:
         raise LaunchError(
             f"Python could not make the environment {folder}; its message is above. On Debian and "
             "Ubuntu the package python3-venv is often missing: sudo apt install python3-venv"
@@ -368,7 +434,7 @@ def without_torch(text: str) -> str:
     )
 
 
-def install(folder: Path, files: Sequence[Path], *, borrows: bool, lock: int) -> None:
+def install(folder: Path, files: Sequence[Path], *, borrows: bool, guard: Guard) -> None:
     """Install requirement files into an environment.
 
     Raises:
@@ -383,13 +449,13 @@ def install(folder: Path, files: Sequence[Path], *, borrows: bool, lock: int) ->
             listed = folder / "requirements-without-torch.txt"
             listed.write_text(without_torch(file.read_text(encoding="utf-8")), encoding="utf-8")
         command += ["-r", listed]
-    code = run_child(command, lock)
+    code = run_child(command, guard)
     if code != 0:
         raise LaunchError(f"the packages could not be installed: {why_failed(log, code)}.")
     log.unlink(missing_ok=True)
 
 
-def build(folder: Path, lock: int) -> None:
+def build(folder: Path, guard: Guard) -> None:
     """Make an environment from nothing; leaves none behind when it cannot be finished."""
     torch = borrowed_torch(os.environ)
     check_tools()
@@ -398,9 +464,9 @@ def build(folder: Path, lock: int) -> None:
     say(f"first start: making the environment {folder}; it downloads {download}")
     begun = time.monotonic()
     try:
-        create(folder, torch, lock)
+        create(folder, torch, guard)
         say("step 2 of 2: installing the packages of requirements.txt")
-        install(folder, [ROOT / "requirements.txt"], borrows=torch is not None, lock=lock)
+        install(folder, [ROOT / "requirements.txt"], borrows=torch is not None, guard=guard)
         python = environment_python(folder)
         write_stamp(
             folder / STAMP,
@@ -419,7 +485,7 @@ def build(folder: Path, lock: int) -> None:
     say(f"the environment is ready after {time.monotonic() - begun:.0f} s")
 
 
-def update(folder: Path, *, tests: bool, lock: int) -> None:
+def update(folder: Path, *, tests: bool, guard: Guard) -> None:
     """Bring a whole environment up to the requirement files."""
     files = [ROOT / "requirements.txt"] + ([ROOT / "requirements-dev.txt"] if tests else [])
     stamp = read_stamp(folder / STAMP)
@@ -432,7 +498,7 @@ def update(folder: Path, *, tests: bool, lock: int) -> None:
     marker = folder / UNFINISHED
     try:
         marker.touch()
-        install(folder, files, borrows=stamp.get("torch_site") is not None, lock=lock)
+        install(folder, files, borrows=stamp.get("torch_site") is not None, guard=guard)
         write_stamp(folder / STAMP, {**stamp, "requirements": digest(files[0])})
         if tests:
             write_stamp(folder / TEST_STAMP, {"requirements": digest(*files)})
@@ -444,9 +510,9 @@ def update(folder: Path, *, tests: bool, lock: int) -> None:
     marker.unlink()
 
 
-def prepare(folder: Path, *, tests: bool) -> None:
+def prepare(folder: Path, signals: Signals, *, tests: bool) -> None:
     """Make or update the environment under the lock."""
-    with only_one(folder) as lock:
+    with only_one(folder, signals) as guard:
         remove_leftovers(folder)
         if is_current(folder, tests=tests):
             return  # another start has done it meanwhile
@@ -468,30 +534,21 @@ def prepare(folder: Path, *, tests: bool) -> None:
                 say(f"making {folder} again: {reason}")
             remove(folder)
         if reason is not None:
-            build(folder, lock)
+            build(folder, guard)
         if not is_current(folder, tests=tests):
-            update(folder, tests=tests, lock=lock)
+            update(folder, tests=tests, guard=guard)
 
 
 def prepare_or_explain(folder: Path, *, tests: bool) -> None:
-    """``prepare``, with termination turned into a clean ending."""
-
-    def terminate(_number: int, _frame: object) -> None:
-        raise Terminated
-
-    caught = [signal.SIGTERM] + ([] if sys.platform == "win32" else [signal.SIGHUP])
-    before = {number: signal.signal(number, terminate) for number in caught}
+    """``prepare``, with an interruption turned into a clean ending."""
+    signals = Signals()
     try:
-        prepare(folder, tests=tests)
-    except KeyboardInterrupt:
+        with signals.caught():
+            prepare(folder, signals, tests=tests)
+            signals.check()
+    except InterruptionError as interruption:
         say("interrupted; nothing half-made is used. Start again when you like.")
-        sys.exit(EXIT_INTERRUPTED)
-    except Terminated:
-        say("terminated; nothing half-made is used. Start again when you like.")
-        sys.exit(EXIT_TERMINATED)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        sys.exit(128 + interruption.number)
 
 
 def re_execute(folder: Path, arguments: Sequence[str]) -> int:
