@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers.models.clip.configuration_clip import CLIPTextConfig
-from transformers.models.clip.modeling_clip import CLIPTextModel
 
 from jagg.errors import JaggError
 from jagg.values import Conditioning
@@ -70,6 +67,11 @@ class TinyDiT:
 
     def __init__(self, config: TinyDiTConfig) -> None:
         """Modules with the weights that the global random stream gives; use `build` or `load`."""
+        # Seconds of imports that only a run needs: validating a graph must not wait for them.
+        from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
+        from transformers.models.clip.configuration_clip import CLIPTextConfig
+        from transformers.models.clip.modeling_clip import CLIPTextModel
+
         self.name = self.family
         self.config = config
         self.metadata: dict[str, str] = {}
