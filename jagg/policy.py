@@ -56,6 +56,18 @@ class _VelocityModule(nn.Module):
         return self._family.velocity(latents, sigma, conditioning)
 
 
+class _EncodingModule(nn.Module):
+    """A family's text encoding as a module, for the same reason."""
+
+    def __init__(self, family: Family) -> None:
+        super().__init__()
+        self.text_encoder = family.text_encoder
+        self._family = family
+
+    def forward(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+        return self._family.encode(prompts)
+
+
 @dataclass(kw_only=True)
 class Policy:
     """A model being trained. It is the one mutable value on a graph's links.
@@ -87,9 +99,19 @@ class Policy:
         return {name: p for name, p in self._module.named_parameters() if p.requires_grad}
 
     def encode(self, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """Conditioning of prompts, without a graph; one entry per prompt on axis 0."""
+        """Conditioning of prompts by the weights now in force, without a graph; one entry per prompt on axis 0."""
+        lent = {
+            name: tensor
+            for name, tensor in (self._lent or {}).items()
+            if name.startswith("text_encoder.")
+        }
         with torch.no_grad():
-            return self.family.encode(prompts)
+            if not lent:
+                return self.family.encode(prompts)
+            result: dict[str, Tensor] = functional_call(
+                _EncodingModule(self.family), lent, (prompts,)
+            )
+            return result
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """The velocity v = noise - x0 of the weights now in force, float32 (float64 from a float64 model).
@@ -131,7 +153,7 @@ class Policy:
 
     @contextmanager
     def weights(self, which: Weights) -> Iterator[None]:
-        """Lend raw, averaged or reference weights to `velocity` inside the block.
+        """Lend raw, averaged or reference weights to `velocity` and `encode` inside the block.
 
         Nothing is written in place, so graphs built on the raw weights stay valid.
 

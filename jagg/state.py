@@ -23,9 +23,12 @@ def _files(path: Path) -> tuple[Path, Path]:
 def _pack(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     """The JSON form of a value; its tensors move to `tensors`."""
     if isinstance(value, Tensor):
+        name = where
+        while name in tensors:  # {"a/b": ..., "a": {"b": ...}} gives two places one name
+            name += "'"
         # A copy of its own: safetensors refuses tensors that share memory.
-        tensors[where] = value.detach().cpu().contiguous().clone()
-        return {_TENSOR: where}
+        tensors[name] = value.detach().cpu().contiguous().clone()
+        return {_TENSOR: name}
     if isinstance(value, float) and not math.isfinite(value):
         return {_FLOAT: repr(value)}
     if value is None or isinstance(value, bool | int | float | str):

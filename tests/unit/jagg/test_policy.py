@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from jagg.errors import JaggError
+from jagg.policy import Policy
 from jagg.toy import toy_policy
 
 
@@ -85,3 +86,37 @@ def test_guidance_of_scale_one_and_zero(policy):
 
 def test_encoding_builds_no_graph(policy):
     assert not policy.encode(["a"])["text"].requires_grad
+
+
+class _TextFamily:
+    """A family whose text encoder learns: its velocity is the encoded text."""
+
+    name = "text"
+    latent_shape = (3,)
+
+    def __init__(self) -> None:
+        self.transformer = torch.nn.Identity()
+        self.text_encoder = torch.nn.Linear(1, 3)
+
+    def encode(self, prompts):
+        return {"text": self.text_encoder(torch.tensor([[float(len(p))] for p in prompts]))}
+
+    def velocity(self, latents, sigma, conditioning):
+        return conditioning["text"]
+
+    def decode(self, latents):
+        return latents
+
+
+def test_lent_weights_encode_prompts_too():
+    """Averaged weights of a text encoder that learns must not meet the raw text encoder."""
+    policy = Policy(family=_TextFamily())
+    before = policy.encode(["a", "bc"])["text"]
+    policy.keep_reference()
+    shift(policy)
+    raw = policy.encode(["a", "bc"])["text"]
+    assert not torch.equal(raw, before)
+    with policy.weights("reference"):
+        assert torch.equal(policy.encode(["a", "bc"])["text"], before)
+        assert not policy.encode(["a"])["text"].requires_grad
+    assert torch.equal(policy.encode(["a", "bc"])["text"], raw)

@@ -92,6 +92,16 @@ def test_tensors_that_share_memory_or_are_strided_are_saved_whole(tmp_path):
     assert torch.equal(loaded["same"], base)
 
 
+def test_places_that_would_share_a_name_stay_apart(tmp_path):
+    one, two, three = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])
+    save_state(tmp_path / "x", {"a": {"b": one}, "a/b": two, "c/0": three, "c": [one]})
+    loaded = load_state(tmp_path / "x")
+    assert torch.equal(loaded["a"]["b"], one)
+    assert torch.equal(loaded["a/b"], two)
+    assert torch.equal(loaded["c/0"], three)
+    assert torch.equal(loaded["c"][0], one)
+
+
 def test_a_state_without_tensors(tmp_path):
     save_state(tmp_path / "x", {"a": 1})
     assert load_state(tmp_path / "x") == {"a": 1}
