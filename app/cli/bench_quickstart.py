@@ -4,6 +4,7 @@ Every run is the shipped workflow in a process of its own, so that start-up, eva
 """
 
 import argparse
+import math
 import os
 import shutil
 import statistics
@@ -66,6 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--iterations", type=int, help="ticks of each run (default: the workflow's)"
     )
     parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="where to put seed 0's grid before and after"
+    )
+    parser.add_argument(
         "--keep", type=Path, help="folder that keeps the run directories (default: a temporary one)"
     )
 
@@ -81,17 +85,24 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             results = list(
                 pool.map(lambda job: _one(job[0], job[1], folder, options.iterations), jobs)
             )
+        if options.picture is not None:
+            shutil.copyfile(folder / "jagg-0" / "samples" / "before_after.png", options.picture)
     finally:
         if options.keep is None:
             shutil.rmtree(folder, ignore_errors=True)
-    return {"runs": [_as_json(r) for r in results], "summary": summarise(results)}
+    return {
+        "runs": [_as_json(r) for r in results],
+        "summary": summarise(results),
+        "paired": {f"jagg - {arm}": paired(results, "jagg", arm) for arm in _ARMS if arm != "jagg"},
+    }
 
 
 def _one(arm: str, seed: int, folder: Path, iterations: int | None) -> Result:
     directory = folder / f"{arm}-{seed}"
     command = [
         sys.executable,
-        str(ROOT / "launch.py"),
+        "-m",
+        "app.cli",
         "run",
         str(_WORKFLOW),
         "--json",
@@ -109,8 +120,7 @@ def _one(arm: str, seed: int, folder: Path, iterations: int | None) -> Result:
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
         error = process.stderr.read() if process.stderr else ""
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        cpu = _wait(process)
     if process.returncode != 0:
         msg = f"bench quickstart: the {arm} run with seed {seed} ended with {process.returncode}:\n{error[-2000:]}"
         raise RuntimeError(msg)
@@ -121,7 +131,7 @@ def _one(arm: str, seed: int, folder: Path, iterations: int | None) -> Result:
     print(
         f"{arm:9s} seed {seed}: "
         + ", ".join(f"{label} {before[label]:.3f} -> {after[label]:.3f}" for label in _MEASURES)
-        + f"; {wall:.0f} s wall, {usage.ru_utime + usage.ru_stime:.0f} s CPU",
+        + f"; {wall:.0f} s wall, {cpu:.0f} s CPU",
         file=sys.stderr,
         flush=True,
     )
@@ -129,10 +139,20 @@ def _one(arm: str, seed: int, folder: Path, iterations: int | None) -> Result:
         arm=arm,
         seed=seed,
         wall=wall,
-        cpu=usage.ru_utime + usage.ru_stime,
+        cpu=cpu,
         before=before,
         after=after,
     )
+
+
+def _wait(process: subprocess.Popen[str]) -> float:
+    """Wait for the end of a process; the processor seconds it took, NaN where the system does not tell (Windows)."""
+    if not hasattr(os, "wait4"):
+        process.wait()
+        return math.nan
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return usage.ru_utime + usage.ru_stime
 
 
 def summarise(results: Sequence[Result]) -> dict[str, Any]:
@@ -165,6 +185,21 @@ def summarise(results: Sequence[Result]) -> dict[str, Any]:
     return summary
 
 
+def paired(results: Sequence[Result], one: str, other: str) -> dict[str, dict[str, float]]:
+    """The final measures of one arm minus those of another with the same seed: mean and sample standard deviation."""
+    after = {(r.arm, r.seed): r.after for r in results}
+    seeds = [seed for arm, seed in after if arm == one and (other, seed) in after]
+    found = {}
+    for label in _MEASURES if seeds else ():
+        differences = [after[one, seed][label] - after[other, seed][label] for seed in seeds]
+        found[label] = {
+            "seeds": len(seeds),
+            "mean": statistics.mean(differences),
+            "sd": _sd(differences),
+        }
+    return found
+
+
 def table(report: Mapping[str, Any]) -> str:
     """The report as a Markdown table."""
     lines = [
@@ -181,6 +216,14 @@ def table(report: Mapping[str, Any]) -> str:
             + " | ".join(cells)
             + f" | {entry['cpu_seconds']:.0f} | {entry['wall_seconds']:.0f} |"
         )
+    lines += [
+        "",
+        "| final, same seeds | " + " | ".join(_MEASURES) + " |",
+        "|---" * (len(_MEASURES) + 1) + "|",
+    ]
+    for name, entry in report["paired"].items():
+        cells = [f"{m['mean']:+.3f} (sd {m['sd']:.3f})" for m in entry.values()]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
