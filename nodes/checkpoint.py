@@ -18,7 +18,7 @@ class CheckpointSaverParams(Params):
         Field(
             minimum=1,
             maximum=1_000_000,
-            tooltip="Save on multiples of this tick and on the last one.",
+            tooltip="Save the run on multiples of this tick and on the last one; the weights are exported then and on tick 1.",
         ),
     ] = 50
     keep: Annotated[

@@ -22,7 +22,7 @@ class EvaluateParams(Params):
         Field(
             minimum=1,
             maximum=1_000_000,
-            tooltip="Evaluate on multiples of this tick and on the last one.",
+            tooltip="Evaluate on multiples of this tick and on the last one; without `baseline` on tick 1 too.",
         ),
     ] = 50
     baseline: Annotated[bool, Field(tooltip="Also evaluate at tick 0, before training.")] = True
@@ -111,7 +111,9 @@ class Evaluate(Node[EvaluateParams]):
             metadata=prompts.metadata,
             negative_prompt=prompts.negative_prompt,
         )
-        with policy.weights(settings.weights):
+        # Before training there is no average yet; it would be the weights as they are.
+        untrained = ctx.tick == 0 and policy.ema is None
+        with policy.weights("raw" if untrained else settings.weights):
             samples = sample_ode(
                 policy,
                 batch,

@@ -148,7 +148,9 @@ class Score(Node[ScoreParams]):
             values=torch.cat([r.values for r in results]),
             raw=torch.cat([r.raw for r in results]),
             parts={name: torch.cat([r.parts[name] for r in results]) for name in results[0].parts},
-            notes=tuple(note for r in results for note in r.notes),
+            notes=tuple(note for r in results for note in r.notes or [""] * size)
+            if any(r.notes for r in results)
+            else (),
         )
         ctx.metric(f"reward/{scorer.name}/mean", float(component.values.nanmean()))
         for name, part in component.parts.items():

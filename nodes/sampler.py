@@ -47,7 +47,7 @@ class SDESamplerParams(Params):
         Field(
             minimum=1,
             maximum=1000,
-            tooltip="Step at which noise ends (not included). The last step of a schedule is never noisy.",
+            tooltip="Step at which noise ends (not included). The last step of a schedule may be noisy with flow_sde alone.",
         ),
     ] = 9
     guidance_scale: Annotated[
@@ -79,11 +79,19 @@ class SDESamplerParams(Params):
                 "expected noise_start < noise_stop <= steps."
             )
             raise ValueError(msg)
-        if self.noise_stop == self.steps and self.transition == "cps":
+        if self.noise_stop == self.steps and self.transition != "flow_sde":
+            why = (
+                "Flow-CPS draws without noise"
+                if self.transition == "cps"
+                else "Dance-SDE needs for its image prediction"
+            )
             msg = (
-                f"`noise_stop` = {self.noise_stop} reaches the last of {self.steps} `steps`, which Flow-CPS draws without noise; "
+                f"`noise_stop` = {self.noise_stop} reaches the last of {self.steps} `steps`, which {why}; "
                 f"set `noise_stop` to {self.steps - 1} or less."
             )
+            raise ValueError(msg)
+        if self.transition == "cps" and self.noise_level > 1:
+            msg = f"`noise_level` is {self.noise_level}, expected at most 1 where `transition` is cps."
             raise ValueError(msg)
         if self.noise_level == 0:
             msg = "`noise_level` is 0: such steps have no log-prob and cannot be trained; use a value above 0, or the ODE sampler."

@@ -68,7 +68,9 @@ def _weights(policy: Policy):
         ({"steps": 4, "noise_stop": 5}, "noise_start < noise_stop <= steps"),
         ({"steps": 4, "noise_start": 2, "noise_stop": 2}, "noise_start < noise_stop <= steps"),
         ({"steps": 4, "noise_stop": 4, "transition": "cps"}, "set `noise_stop` to 3 or less"),
+        ({"steps": 4, "noise_stop": 4, "transition": "dance_sde"}, "set `noise_stop` to 3 or less"),
         ({"noise_level": 0.0}, "`noise_level` is 0"),
+        ({"noise_level": 1.2, "transition": "cps"}, "`noise_level` is 1.2, expected at most 1"),
         ({"transition": "cpss"}, "Did you mean `cps`"),
     ],
 )
@@ -105,6 +107,17 @@ def test_score_keeps_nan_and_reports_the_rest(context, rollout, emitted):
         False,
     ]  # the first of each group
     assert _metrics(emitted)["reward/blind/mean"] == pytest.approx(float(values.nanmean()))
+
+
+def test_notes_stay_with_their_samples_where_other_groups_have_none(context, rollout):
+    def remark(request):
+        values = _brightness(request).values
+        notes = ("dim",) * len(values) if "star" in request.prompts[0] else ()
+        return ScoreResult(values=values, raw=values, notes=notes)
+
+    noted = _reward(context, rollout, Scorer(name="noted", version=1, score=remark))
+    assert noted.components[0].notes == ("", "", "", "dim", "dim", "dim")
+    assert _reward(context, rollout).components[0].notes == ()
 
 
 def test_a_mix_refuses_what_does_not_belong_together(context, policy, prompts, rollout):
@@ -263,6 +276,23 @@ def test_evaluation_draws_the_same_noise_at_every_tick_and_compares_with_the_fir
         Evaluate(EvaluateParams(weights="ema")).run(
             context(), policy=policy, prompts=prompts, scorer=BRIGHTNESS
         )
+
+
+def test_the_baseline_of_averaged_weights_is_that_of_the_weights_before_training(
+    context, policy, prompts
+):
+    """The average starts with the first update; the evaluation at tick 0 comes before it."""
+    averaged, raw = (
+        Evaluate(EvaluateParams(images_per_prompt=1, steps=2, weights=which))
+        for which in ("ema", "raw")
+    )
+    for node in (averaged, raw):
+        node.open(context("9", 0))
+    told = [
+        node.run(context("9", 0), policy=policy, prompts=prompts, scorer=BRIGHTNESS).stats
+        for node in (averaged, raw)
+    ]
+    assert told[0] == told[1]
 
 
 def test_exported_weights_load_again_and_carry_the_workflow(context, policy, tmp_path):
