@@ -148,5 +148,12 @@ class DiTLoader(Node[DiTLoaderParams]):
         """
         policy = self._policy
         policy.load_trainable(state["weights"])
-        policy.ema, policy.reference = state["ema"], state["reference"]
+        # A checkpoint is read on the CPU; lent weights must lie where the model computes.
+        own = policy.trainable()
+        policy.ema, policy.reference = (
+            None
+            if state[kept] is None
+            else {name: tensor.to(own[name].device) for name, tensor in state[kept].items()}
+            for kept in ("ema", "reference")
+        )
         policy.version, policy.plan = state["version"], state["plan"]

@@ -72,6 +72,23 @@ def test_state_goes_back_bit_for_bit_into_the_same_object_only(context):
         narrower.load_state(state)
 
 
+def test_restored_average_and_reference_lie_beside_the_weights(context):
+    """A checkpoint is read on the CPU, whatever device the policy is on."""
+    node, policy = _load(context, train="match", train_patterns="proj_out")
+    policy.keep_reference()
+    policy.ema = {name: p.detach().clone() for name, p in policy.trainable().items()}
+    state = node.state()
+    other_node, other = _load(context, train="match", train_patterns="proj_out")
+    other.module.to("meta")
+    other_node.load_state(state)
+    assert all(tensor.is_meta for tensor in other.ema.values())
+    assert all(tensor.is_meta for tensor in other.reference.values())
+    fresh, untouched = _load(context, train="match", train_patterns="proj_out")
+    fresh.load_state({**state, "ema": None, "reference": None})
+    assert untouched.ema is None
+    assert untouched.reference is None
+
+
 def test_random_weights_depend_on_their_seed_alone(context):
     torch.rand(3)
     a, b, c = (_load(context, init_seed=seed)[1] for seed in (0, 0, 1))
