@@ -3,11 +3,13 @@
 Axes: B pictures of a batch; C, H, W channels, height and width.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from jagg.errors import NonFiniteError
 from jagg.flow_matching import flow_matching_loss, logit_normal_sigma
 from jagg.policy import Policy
 from jagg.randomness import generator
@@ -105,6 +107,9 @@ def train_step(
 
     Noise depends on `seed` and `tick` alone. Averages the trainable weights into `policy.ema` and raises
     `policy.version`. Ticks count from 1.
+
+    Raises:
+        NonFiniteError: the gradient is not finite; the weights are as before.
     """
     device = next(policy.module.parameters()).device
     random = generator(seed, "pretraining", "noise", tick)
@@ -133,7 +138,14 @@ def train_step(
         loss.backward()
         total += float(loss.detach())
     trainable = policy.trainable()
-    torch.nn.utils.clip_grad_norm_(trainable.values(), config.gradient_norm)
+    norm = float(torch.nn.utils.clip_grad_norm_(trainable.values(), config.gradient_norm))
+    if not math.isfinite(norm):
+        optimizer.zero_grad(set_to_none=True)
+        msg = (
+            f"Flow matching: the gradient norm is {norm} at tick {tick}, expected a finite number; the weights were left as "
+            "they were. Lower the learning rate."
+        )
+        raise NonFiniteError(msg)
     optimizer.step()
     policy.version += 1
     _average(policy, trainable, config.ema_decay, tick)

@@ -235,7 +235,8 @@ def _learning_rate_factor(tick: int, steps: int) -> float:
     warm = 20
     if tick < warm:
         return (tick + 1) / warm
-    return 0.5 * (1 + math.cos(math.pi * (tick - warm) / max(1, steps - warm)))
+    # A resumed run may go beyond the steps that it was started with: the rate stays at zero there.
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (tick - warm) / max(1, steps - warm))))
 
 
 def _blurred(image: Array, weight: float) -> Array:

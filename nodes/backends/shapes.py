@@ -138,7 +138,8 @@ class Scene:
         except (KeyError, TypeError) as error:
             msg = f"Shapes: metadata {dict(metadata)!r} is no scene; expected `objects` (colour, shape, size, position) and `background`."
             raise JaggError(msg) from error
-        known = all(
+        words = [w for o in objects for w in (o.colour, o.shape, o.size, o.position)]
+        known = all(isinstance(w, str) for w in (*words, background)) and all(
             o.colour in COLOURS
             and o.shape in SHAPES
             and o.size in RADII

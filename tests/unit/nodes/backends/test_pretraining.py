@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from jagg.errors import NonFiniteError
 from jagg.policy import Policy
 from nodes.backends.pretraining import (
     FlowMatchingConfig,
@@ -61,6 +62,21 @@ def test_training_lowers_the_loss_and_repeats_bit_for_bit():
     _, again = _train(6)
     assert again == losses[:6]
     assert _train(6, seed=1)[1] != losses[:6]
+
+
+def test_a_gradient_that_is_not_finite_is_refused_and_weights_left_alone():
+    policy, _ = _train(1)
+    config = FlowMatchingConfig(steps=40, lr=3e-3, warmup=4)
+    before = {name: p.detach().clone() for name, p in policy.trainable().items()}
+    average = {name: tensor.clone() for name, tensor in policy.ema.items()}
+    batch = draw_batch(DATA, size_px=8, seed=0, tick=2)
+    batch.latents[0, 0, 0, 0] = float("inf")
+    optimizer = pretraining_optimizer(policy, config)
+    with pytest.raises(NonFiniteError, match="gradient norm is nan at tick 2"):
+        train_step(policy, optimizer, batch, config, seed=0, tick=2)
+    assert all(torch.equal(p, before[name]) for name, p in policy.trainable().items())
+    assert all(torch.equal(tensor, average[name]) for name, tensor in policy.ema.items())
+    assert policy.version == 1
 
 
 def test_micro_batches_change_rounding_alone():

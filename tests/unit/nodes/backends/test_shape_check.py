@@ -129,6 +129,16 @@ def test_training_is_a_function_of_seed_and_tick():
     assert not torch.equal(first, steps(2))
 
 
+def test_the_rate_stays_at_zero_beyond_the_last_step():
+    training = shape_classifiers.ClassifierTraining(steps=30, batch=2)
+    classifiers, optimizer = shape_classifiers.start(0, training)
+    rates = []
+    for tick in (25, 30, 37, 40):
+        shape_classifiers.train_step(classifiers, optimizer, seed=0, tick=tick, training=training)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([training.lr / 2, 0, 0, 0])
+
+
 def test_training_learns():
     training = shape_classifiers.ClassifierTraining(steps=20, batch=24)
     classifiers, optimizer = shape_classifiers.start(5, training)

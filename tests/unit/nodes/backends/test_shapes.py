@@ -90,7 +90,14 @@ def test_other_texts_are_no_scenes(text):
 
 @pytest.mark.parametrize(
     "change",
-    [{"background": "brown"}, {"objects": []}, {"objects": [{"colour": "red"}]}, {"objects": None}],
+    [
+        {"background": "brown"},
+        {"background": ["white"]},
+        {"objects": []},
+        {"objects": [{"colour": "red"}]},
+        {"objects": [{"colour": ["red"], "shape": "star", "size": "large", "position": "center"}]},
+        {"objects": None},
+    ],
 )
 def test_bad_metadata_is_refused(change):
     with pytest.raises(JaggError, match="Shapes: metadata"):
