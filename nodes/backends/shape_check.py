@@ -1,7 +1,8 @@
 """The independent scorer of the shapes world: is every word of the prompt right?
 
 Kept apart from the training reward: it finds objects by Lab distance and Otsu's threshold, and names their shapes by
-classifiers that learnt from distorted drawings. The two share only shape definitions and colour names.
+classifiers that learnt from distorted drawings. The two share only the world that they judge (outlines, colours, places,
+sizes and captions of `shapes`) and the refusal of unreadable images.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """One object of a picture seen without templates: Lab segmentation, its crop for a network, its outline in numbers.
 
-Used by the independent scorer; it shares nothing with the training reward but shape and colour names.
+Used by the independent scorer; nothing here is shared with the training reward.
 Axes: H, W height and width in pixels. Images here are numpy (H, W, 3), float in [0, 1].
 """
 
