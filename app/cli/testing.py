@@ -17,7 +17,7 @@ def command(arguments: Sequence[str]) -> int:
     """
     if importlib.util.find_spec("pytest") is None:
         return complain(
-            "test: pytest is not installed in this environment. Install requirements-test.txt first."
+            "test: pytest is not installed in this environment. Install requirements-dev.txt first."
         )
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     done = subprocess.run(  # noqa: S603 - our own interpreter
