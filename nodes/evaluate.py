@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from torch import Tensor
 
 from app.graph import Field, Node, Params, RunContext, params
+from jagg.errors import JaggError
 from jagg.policy import Policy
 from jagg.randomness import generator
 from jagg.rollout import sample_ode
@@ -103,8 +104,18 @@ class Evaluate(Node[EvaluateParams]):
         scorer_2: Scorer | None = None,
         scorer_3: Scorer | None = None,
     ) -> Outputs:
-        """Sample, score, report `eval/<scorer>/mean` and the scorer's parts, and write the sample sheets."""
+        """Sample, score, report `eval/<scorer>/mean` and the scorer's parts, and write the sample sheets.
+
+        Raises:
+            JaggError: two scorers have one name, so that their metrics could not be told apart.
+        """
         settings = self.params
+        judges = [judge for judge in (scorer, scorer_2, scorer_3) if judge is not None]
+        names = [judge.name for judge in judges]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            msg = f"Evaluate: scorer {', '.join(twice)} is linked twice. Link each scorer once; put a second one on a card of its own."
+            raise JaggError(msg)
         batch = PromptBatch(
             prompts=prompts.prompts,
             group_size=settings.images_per_prompt,
@@ -131,9 +142,7 @@ class Evaluate(Node[EvaluateParams]):
         )
         values: dict[str, float] = {}
         marks: Tensor | None = None
-        for judge in (scorer, scorer_2, scorer_3):
-            if judge is None:
-                continue
+        for judge in judges:
             result = judge.score(request)
             marks = result.values
             values[f"eval/{judge.name}/mean"] = float(result.values.nanmean())

@@ -278,6 +278,16 @@ def test_evaluation_draws_the_same_noise_at_every_tick_and_compares_with_the_fir
         )
 
 
+def test_two_scorers_of_one_name_are_refused_before_sampling(context, policy, prompts, emitted):
+    node = Evaluate(EvaluateParams(images_per_prompt=1, steps=2))
+    node.open(context("9", 0))
+    with pytest.raises(JaggError, match="scorer brightness is linked twice"):
+        node.run(
+            context("9", 0), policy=policy, prompts=prompts, scorer=BRIGHTNESS, scorer_3=BRIGHTNESS
+        )
+    assert emitted == []
+
+
 def test_the_baseline_of_averaged_weights_is_that_of_the_weights_before_training(
     context, policy, prompts
 ):
