@@ -1,7 +1,9 @@
 """`bench jagg`: fidelity and cost of gradient estimators on the quick start's trained policy, interleaved in one process.
 
 Cosines are regression tests, not a measure of how well a run learns: an estimator that drops signals can score high and
-learn badly. Acceptance rests on `bench quickstart`.
+learn badly, so two that do stand beside JAGG. Acceptance rests on `bench quickstart`.
+
+An update here is the gradient alone, without the optimizer's step; a tick is sampling, scoring and that update.
 """
 
 import argparse
@@ -25,14 +27,18 @@ from jagg.gradients import (
     Tally,
     accumulate,
     node_velocities,
+    windows_of,
 )
 from jagg.losses import upstream_signal
 from jagg.policy import Policy
 from jagg.probe import compare_gradients
+from jagg.randomness import generator
 from jagg.update import advantages_of, objective_of, torch_backward
 from jagg.values import Reward, Rollout
 
 _WORKFLOW = "quickstart.json"
+_BASELINES = ("random_steps", "largest_signals")
+"""Methods that drop signals: what a cosine must be read against, not ways to train."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +101,7 @@ def table(report: Mapping[str, Any]) -> str:
         f"| {r['method']} | {r['backward_passes']} | {r['cosine']:.3f} / {r['rel_error']:.3f} | "
         f"{r['cosine_equalised']:.3f} / {r['rel_error_equalised']:.3f} | {r['update_speedup']:.2f} | "
         f"{r['tick_speedup']:.2f} | {r['peak_activation_mib']:.0f} |"
-        for r in report["rows"]
+        for r in (*report["rows"], *report["baselines"])
     ]
     return "\n".join(lines)
 
@@ -133,7 +139,58 @@ def _methods(window: int, rollout: Rollout) -> list[Method]:
             backward_passes=len(plan.nodes),
             run=with_plan(plan, 0, on_policy=True),
         ),
+        _dropping(
+            "random_steps", len(plan.nodes), lambda objective: _random_steps(objective, window)
+        ),
+        _dropping(
+            "largest_signals",
+            len(plan.nodes),
+            lambda objective: _largest_signals(objective, len(plan.nodes)),
+        ),
     ]
+
+
+def _dropping(
+    name: str, backward_passes: int, choose: Callable[[Objective], Mapping[int, float]]
+) -> Method:
+    """A baseline that keeps the chosen steps' signals, each times its weight, and drops the others."""
+
+    def go(policy: Policy, objective: Objective, span: tuple[int, int], equalise: bool) -> None:
+        kept = choose(objective)
+        nodes = tuple(sorted(kept))
+        rows = tuple(
+            ((nodes.index(step), kept[step]),) if step in kept else ()
+            for step in range(objective.rollout.trained_steps)
+        )
+        plan = NodePlan(nodes=nodes, rows=rows)
+        _accumulate(policy, objective, plan, span, 0, on_policy=True, equalise=equalise)
+
+    return Method(name=name, backward_passes=backward_passes, run=go)
+
+
+def _random_steps(objective: Objective, window: int) -> dict[int, float]:
+    """Two random steps of each window, weighted so that their sum is that of the window on average."""
+    random = generator(0, "bench jagg", "steps", objective.rollout.id)
+    kept: dict[int, float] = {}
+    for first, last in windows_of(objective.rollout.trained_steps, window):
+        width = last - first + 1
+        chosen = torch.randperm(width, generator=random)[:2].tolist()
+        kept |= {first + step: width / len(chosen) for step in chosen}
+    return kept
+
+
+def _largest_signals(objective: Objective, count: int) -> dict[int, float]:
+    """The steps whose signals have the largest norms over the batch, unweighted."""
+    rollout = objective.rollout
+    norms = [
+        float(
+            upstream_signal(
+                rollout.velocities[step], objective.terms(step, 0, len(rollout)), on_policy=True
+            ).gradient.norm()
+        )
+        for step in range(rollout.trained_steps)
+    ]
+    return dict.fromkeys(sorted(range(len(norms)), key=lambda step: -norms[step])[:count], 1.0)
 
 
 def _accumulate(
@@ -334,7 +391,8 @@ def _report(
         "rounds": options.rounds,
         "threads": options.threads,
         "sampling_cpu_seconds": statistics.median(sampling),
-        "rows": rows,
+        "rows": [r for r in rows if r["method"] not in _BASELINES],
+        "baselines": [r for r in rows if r["method"] in _BASELINES],
     }
 
 
