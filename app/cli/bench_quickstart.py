@@ -79,7 +79,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     jobs = [("jagg", s) for s in range(options.jagg_seeds)]
     jobs += [("exact", s) for s in range(options.exact_seeds)]
     jobs += [("shuffled", s) for s in range(options.shuffled_seeds)]
+    # Arms take turns, so that a load that comes and goes falls on all of them.
+    jobs.sort(key=lambda job: job[1])
     folder = options.keep or Path(os.environ.get("TMPDIR", "/tmp")) / f"jagg-bench-{os.getpid()}"  # noqa: S108
+    folder = folder.resolve()  # the runs start in another directory
     try:
         with ThreadPoolExecutor(options.parallel) as pool:
             results = list(
@@ -117,7 +120,7 @@ def _one(arm: str, seed: int, folder: Path, iterations: int | None) -> Result:
     started = time.monotonic()
     directory.parent.mkdir(parents=True, exist_ok=True)
     with subprocess.Popen(  # noqa: S603  our own launcher with our own arguments
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
         error = process.stderr.read() if process.stderr else ""
         cpu = _wait(process)
