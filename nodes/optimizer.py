@@ -15,6 +15,7 @@ from app.graph import (
 )
 from jagg.advantages import Normalise
 from jagg.ema import Ema
+from jagg.errors import JaggError
 from jagg.losses import KlForm
 from jagg.optimizers import (
     Decay,
@@ -255,9 +256,19 @@ class GRPOJAGGOptimizer(Node[GRPOJAGGOptimizerParams]):
         rollout: Annotated[Rollout, NeedsEvery()],
         reward: Annotated[Reward, NeedsEvery()],
     ) -> Outputs:
-        """One update; before the first of a run or resume the parity gate must pass."""
+        """One update; before the first of a run or resume the parity gate must pass.
+
+        Raises:
+            JaggError: the KL weight rose from 0 after training began: the weights from before are gone.
+        """
         settings, grpo = self.params, self.params.grpo()
         self._prepare(policy)
+        if grpo.kl_weight > 0 and policy.reference is None:
+            msg = (
+                f"GRPO + JAGG Optimizer: `kl_weight` is {grpo.kl_weight}, but training began with 0, so the weights from before it, "
+                "which the KL term refers to, were not kept. Set it back to 0, or start a new run with a weight above 0."
+            )
+            raise JaggError(msg)
         if not self._checked:
             clip = grpo.clip(rollout.transition, rollout.final_latents[0].numel())
             measured = check_parity(policy, rollout, clip=clip)

@@ -1,6 +1,7 @@
 """Sampler, reward, optimizer, evaluation and saving cards on the embedded policy."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -197,6 +198,16 @@ def test_an_update_changes_the_one_policy_and_says_what_it_did(context, policy, 
         assert math.isfinite(told[name]), name
     with pytest.raises(StaleRolloutError, match="policy version 0"):
         node.run(context("6", 2), policy=policy, rollout=rollout, reward=_reward(context, rollout))
+
+
+def test_a_kl_weight_that_rises_after_training_began_is_refused(context, policy, prompts, rollout):
+    node = _optimizer(context)
+    node.run(context("6"), policy=policy, rollout=rollout, reward=_reward(context, rollout))
+    node.params = replace(node.params, kl_weight=0.1)
+    sampler = SDESampler(SDESamplerParams(steps=3, shift=1.0, noise_stop=2))
+    later = sampler.run(context("3", 2), policy=policy, prompts=prompts).rollout
+    with pytest.raises(JaggError, match=r"`kl_weight` is 0\.1, but training began with 0"):
+        node.run(context("6", 2), policy=policy, rollout=later, reward=_reward(context, later))
 
 
 def test_the_rate_follows_warm_up_and_the_recorded_horizon(context, policy, prompts, emitted):
