@@ -192,9 +192,10 @@ class Policy:
                 "Use the same model and `train` setting as the run that saved them."
             )
             raise JaggError(msg)
+        for name, parameter in own.items():
+            if parameter.shape != weights[name].shape:
+                msg = f"Policy: {name} has shape {tuple(parameter.shape)}, the loaded one {tuple(weights[name].shape)}."
+                raise JaggError(msg)
         with torch.no_grad():
             for name, parameter in own.items():
-                if parameter.shape != weights[name].shape:
-                    msg = f"Policy: {name} has shape {tuple(parameter.shape)}, the loaded one {tuple(weights[name].shape)}."
-                    raise JaggError(msg)
                 parameter.copy_(weights[name])

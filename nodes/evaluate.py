@@ -12,6 +12,7 @@ from jagg.rollout import sample_ode
 from jagg.schedule import sigma_schedule
 from jagg.values import PromptBatch, Samples, Scorer, ScoreRequest, UpdateStats
 from nodes.backends import sheets
+from nodes.backends.scoring import score_each
 
 
 @params
@@ -143,7 +144,7 @@ class Evaluate(Node[EvaluateParams]):
         values: dict[str, float] = {}
         marks: Tensor | None = None
         for judge in judges:
-            result = judge.score(request)
+            result = score_each(judge, request)
             marks = result.values
             values[f"eval/{judge.name}/mean"] = float(result.values.nanmean())
             values[f"eval/{judge.name}/not_scored"] = float(result.values.isnan().float().mean())

@@ -317,6 +317,12 @@ class GRPOJAGGOptimizer(Node[GRPOJAGGOptimizerParams]):
         if self._optimizer is not None:
             return
         settings = self.params
+        if any(name.startswith("text_encoder.") for name in policy.trainable()):
+            msg = (
+                "GRPO + JAGG Optimizer: the policy's text encoder is set to learn, but a rollout keeps its output, not its "
+                "graph. Switch `train_text_encoder` off on the DiT Loader."
+            )
+            raise JaggError(msg)
         self._optimizer = adamw(
             policy,
             lr=settings.learning_rate,

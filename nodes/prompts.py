@@ -35,7 +35,7 @@ class ShapePromptsParams(Params):
         int,
         Field(
             minimum=1,
-            maximum=4096,
+            maximum=2000,
             tooltip="Evaluation prompts; each names a colour and shape pair never trained on.",
         ),
     ] = 64

@@ -9,6 +9,7 @@ from app.graph import Field, Node, NoParams, Params, RunContext, default_of, par
 from jagg.errors import JaggError, ShapeError, StaleRolloutError
 from jagg.values import Reward, RewardComponent, Rollout, Scorer, ScoreRequest
 from nodes.backends import redness, shape_check, shape_margin
+from nodes.backends.scoring import score_each
 from nodes.backends.shape_margin import ShapeMargin
 
 
@@ -135,19 +136,24 @@ class Score(Node[ScoreParams]):
         for p in range(len(prompts.prompts)):
             chosen = slice(p * size, (p + 1) * size)
             results.append(
-                scorer.score(
+                score_each(
+                    scorer,
                     ScoreRequest(
                         images=rollout.images(p), prompts=texts[chosen], metadata=metadata[chosen]
-                    )
+                    ),
                 )
             )
             ctx.progress(p + 1, len(prompts.prompts))
+        unscored = torch.full((size,), torch.nan)
         component = RewardComponent(
             name=scorer.name,
             weight=self.params.weight,
             values=torch.cat([r.values for r in results]),
             raw=torch.cat([r.raw for r in results]),
-            parts={name: torch.cat([r.parts[name] for r in results]) for name in results[0].parts},
+            parts={
+                name: torch.cat([r.parts.get(name, unscored) for r in results])
+                for name in sorted({name for r in results for name in r.parts})
+            },
             notes=tuple(note for r in results for note in r.notes or [""] * size)
             if any(r.notes for r in results)
             else (),

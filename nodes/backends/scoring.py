@@ -1,15 +1,18 @@
 """What every scorer does around its formula: refuse images that it cannot read and mark those samples NaN."""
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from jagg.errors import ShapeError
-from jagg.values import ScoreRequest, ScoreResult
+from jagg.values import Scorer, ScoreRequest, ScoreResult
 
 # Decoders clamp to [0, 1]; float32 rounding may leave this much beyond.
 _RANGE_SLACK = 1e-4
+
+_log = logging.getLogger(__name__)
 
 
 def image_problems(
@@ -74,3 +77,42 @@ def score_result(
         parts={name: part.float().masked_fill(failed, torch.nan) for name, part in parts.items()},
         notes=remarks,
     )
+
+
+def score_each(scorer: Scorer, request: ScoreRequest) -> ScoreResult:
+    """The scorer's answer; where it raises, samples are scored one by one and those that raise are NaN with a note.
+
+    A failed reward is NaN, never 0, and one bad sample must not end a run.
+    """
+    try:
+        return scorer.score(request)
+    except Exception:  # noqa: BLE001  the border to the code of scorers, which may be anybody's
+        _log.exception("Scorer %s raised; scoring its samples one by one.", scorer.name)
+    answers = [_score_alone(scorer, request, n) for n in range(len(request.prompts))]
+    names = sorted({name for answer, _ in answers if answer is not None for name in answer.parts})
+    blank = torch.full((1,), torch.nan)
+    return ScoreResult(
+        values=torch.cat([blank if a is None else a.values for a, _ in answers]),
+        raw=torch.cat([blank if a is None else a.raw for a, _ in answers]),
+        parts={
+            name: torch.cat([blank if a is None else a.parts.get(name, blank) for a, _ in answers])
+            for name in names
+        },
+        notes=tuple(note for _, note in answers),
+    )
+
+
+def _score_alone(
+    scorer: Scorer, request: ScoreRequest, sample: int
+) -> tuple[ScoreResult | None, str]:
+    """The answer for one sample and its note; None where the scorer raised."""
+    one = ScoreRequest(
+        images=request.images[sample : sample + 1],
+        prompts=request.prompts[sample : sample + 1],
+        metadata=request.metadata[sample : sample + 1],
+    )
+    try:
+        answer = scorer.score(one)
+    except Exception as error:  # noqa: BLE001  the same border; the error goes into the note
+        return None, f"{scorer.name} raised {type(error).__name__}: {error}"
+    return answer, answer.notes[0] if answer.notes else ""

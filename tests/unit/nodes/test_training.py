@@ -121,6 +121,38 @@ def test_notes_stay_with_their_samples_where_other_groups_have_none(context, rol
     assert _reward(context, rollout).components[0].notes == ()
 
 
+def test_a_scorer_that_raises_costs_its_sample_alone(context, rollout, emitted):
+    def fragile(request):
+        if bool((request.images.mean((1, 2, 3)) > threshold).any()):
+            msg = "too bright"
+            raise RuntimeError(msg)
+        return _brightness(request)
+
+    bright = _reward(context, rollout).components[0].values
+    threshold = float(bright.median())  # the lower of the two middle ones
+    component = _reward(
+        context, rollout, Scorer(name="fragile", version=1, score=fragile)
+    ).components[0]
+    failed = bright > threshold
+    assert failed.sum() == 3
+    assert torch.equal(component.values.isnan(), failed)
+    assert torch.equal(component.values[~failed], bright[~failed])
+    assert torch.equal(component.parts["red"].isnan(), failed)
+    notes = [note for note, bad in zip(component.notes, failed, strict=True) if bad]
+    assert notes == ["fragile raised RuntimeError: too bright"] * 3
+
+
+def test_a_learning_text_encoder_is_refused_where_it_could_not_learn(context, prompts):
+    params = DiTLoaderParams(model="embedded/random", train_text_encoder=True)
+    policy = DiTLoader(params).run(context("2")).policy
+    sampler = SDESampler(SDESamplerParams(steps=3, shift=1.0, noise_stop=2))
+    rollout = sampler.run(context("3"), policy=policy, prompts=prompts).rollout
+    with pytest.raises(JaggError, match="Switch `train_text_encoder` off"):
+        _optimizer(context).run(
+            context("6"), policy=policy, rollout=rollout, reward=_reward(context, rollout)
+        )
+
+
 def test_a_mix_refuses_what_does_not_belong_together(context, policy, prompts, rollout):
     mix = RewardMix(RewardMixParams(weight_1=2.0, weight_2=1.0))
     first = _reward(context, rollout)
