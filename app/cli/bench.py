@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Final
 
-from app.cli.output import EXIT_OK, complain
+from app.cli.output import EXIT_OK, answer, complain
 
 BENCHMARKS: Final[Mapping[str, str]] = {
     "jagg": "app.cli.bench_jagg",
@@ -40,7 +40,7 @@ def command(arguments: Sequence[str]) -> int:
     options = parser.parse_args(list(arguments[1:]))
     report = module.run(options)
     as_table = getattr(module, "table", None)
-    print(json.dumps(report) if options.json or as_table is None else as_table(report))
+    answer(json.dumps(report) if options.json or as_table is None else as_table(report))
     return EXIT_OK
 
 

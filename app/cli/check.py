@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from app.cli.graphs import add_custom_nodes, check_readable, nodes_for, read
-from app.cli.output import EXIT_INVALID, EXIT_OK, complain, tell
+from app.cli.output import EXIT_INVALID, EXIT_OK, answer, complain, tell
 from app.graph.catalogue import object_info
 from app.graph.compile import problems_of
 from app.graph.errors import WorkflowError
@@ -57,7 +57,7 @@ def _validate(options: argparse.Namespace) -> int:
         else:
             tell(f"{file}: valid")
     if options.json:
-        print(json.dumps(found, ensure_ascii=False))
+        answer(json.dumps(found, ensure_ascii=False))
     return EXIT_INVALID if any(found.values()) else EXIT_OK
 
 
@@ -65,10 +65,10 @@ def _nodes(options: argparse.Namespace) -> int:
     tell("Loading nodes ...")
     registry = nodes_for(options)
     if options.json:
-        print(json.dumps(object_info(registry), ensure_ascii=False))
+        answer(json.dumps(object_info(registry), ensure_ascii=False))
     else:
-        for spec in sorted(registry, key=lambda spec: (spec.category, spec.type)):
-            print(f"{spec.category:14} {spec.type:22} {spec.description}")
+        specs = sorted(registry, key=lambda spec: (spec.category, spec.type))
+        answer("\n".join(f"{spec.category:14} {spec.type:22} {spec.description}" for spec in specs))
     return EXIT_OK
 
 
@@ -82,5 +82,5 @@ def _convert(options: argparse.Namespace) -> int:
         return complain(str(error))
     if workflow.graph.problems:
         return complain(*(problem.message for problem in workflow.graph.problems))
-    print(json.dumps(to_api(workflow.graph, registry), indent=2, ensure_ascii=False))
+    answer(json.dumps(to_api(workflow.graph, registry), indent=2, ensure_ascii=False))
     return EXIT_OK

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from app.cli import bench, check, run, testing
-from app.cli.output import EXIT_CANCELLED, complain, tell
+from app.cli.output import EXIT_CANCELLED, EXIT_FAILED, StdoutError, complain, drop, tell
 
 NOT_THERE_YET: Final = {
     "reward-server": "reward-server: serving rewards over the network is not there yet.",
@@ -43,8 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_CANCELLED
     except BrokenPipeError:
         # The reader of stdout has gone, as with `| head`: nothing is left to say to it.
-        sys.stderr.close()
+        drop(sys.stdout)
         return EXIT_CANCELLED
+    except StdoutError as error:
+        drop(sys.stdout)
+        tell(f"stdout cannot be written to ({error}). Free space or send it elsewhere.")
+        return EXIT_FAILED
     return code
 
 

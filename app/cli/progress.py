@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TextIO
 
+from app.cli.output import drop
 from app.storage.events import EventLine
 
 _RECENT = 10
@@ -17,7 +18,7 @@ _SHOWN = ("reward/mean",)
 
 
 class ProgressView:
-    """Follows the events of a run and tells of them on a stream (stderr)."""
+    """Follows the events of a run and tells of them on a stream (stderr); a run does not need anyone who reads it."""
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -63,12 +64,12 @@ class ProgressView:
     def say(self, text: str) -> None:
         """A line of its own, which stays."""
         self.end_line()
-        print(text, file=self._stream, flush=True)
+        self._write(f"{text}\n")
 
     def end_line(self) -> None:
         """Leave the updating line, if there is one, as it is."""
         if self._open_line:
-            print(file=self._stream, flush=True)
+            self._write("\n")
             self._open_line = False
 
     def _finish_tick(self, line: EventLine) -> None:
@@ -96,9 +97,15 @@ class ProgressView:
     def _update(self, text: str) -> None:
         # A line that wraps could not be replaced: the cursor only goes back to the start of its last row.
         width = shutil.get_terminal_size().columns - 1
-        self._stream.write(f"\r\x1b[2K{text[:width]}")
-        self._stream.flush()
+        self._write(f"\r\x1b[2K{text[:width]}")
         self._open_line = True
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            drop(self._stream)
 
 
 def duration(seconds: float) -> str:

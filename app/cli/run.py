@@ -1,6 +1,8 @@
 """`run`: a workflow from a file to its end, without a page."""
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import signal
@@ -22,7 +24,7 @@ from app.cli.graphs import (
     source_iterations,
     with_settings,
 )
-from app.cli.output import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, complain, tell
+from app.cli.output import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, answer, complain, tell
 from app.cli.progress import ProgressView
 from app.graph.compile import CompiledGraph, compile_graph
 from app.graph.errors import GraphError, WorkflowError
@@ -308,7 +310,7 @@ def _execute(job: _Job, *, as_json: bool) -> int:
     from app.worker.local import run_graph
     from app.worker.settings import CancelToken
 
-    view = ProgressView(sys.stderr)
+    view = ProgressView(sys.stderr or io.StringIO())  # stderr may be closed
     pictures: dict[str, str] = {}
 
     def see(line: EventLine) -> None:
@@ -336,7 +338,7 @@ def _execute(job: _Job, *, as_json: bool) -> int:
     series = fold_metrics(read_events(job.run.events_path, tell))
     _tell_summary(result, series, pictures)
     if as_json:
-        print(json.dumps(_report(result, series), ensure_ascii=False))
+        answer(json.dumps(_report(result, series), ensure_ascii=False))
     return _EXIT_OF_STATE.get(result.state, EXIT_FAILED)
 
 
@@ -344,15 +346,19 @@ def _execute(job: _Job, *, as_json: bool) -> int:
 def _cancelled_by_signals(token: "CancelToken") -> Iterator[None]:
     """The first SIGINT or SIGTERM asks the run to stop, the second one ends the process."""
 
+    def say(text: bytes) -> None:
+        # Written past the buffer of sys.stderr, in the middle of whose use a signal may come. A Ctrl-C ends `| tee`
+        # first, and an error here would be raised in the middle of a node.
+        if sys.stderr is not None:
+            with contextlib.suppress(OSError):
+                os.write(2, text)
+
     def handle(_number: int, _frame: object) -> None:
-        # Written past the buffer of sys.stderr, in the middle of whose use a signal may come.
         if token.requested:
-            os.write(2, b"\nKilled.\n")
+            say(b"\nKilled.\n")
             os._exit(EXIT_CANCELLED)
         token.request()
-        os.write(
-            2, b"\nCancelling: the state is saved first. Press Ctrl-C again to kill the run.\n"
-        )
+        say(b"\nCancelling: the state is saved first. Press Ctrl-C again to kill the run.\n")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

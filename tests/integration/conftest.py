@@ -23,14 +23,14 @@ class CommandLine:
         self.directory = directory
         self._streams = streams
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a command in a process of its own, with the toy nodes installed."""
+    def start(self, *arguments: str, stdout: Path | None = None) -> subprocess.Popen[str]:
+        """Start a command in a process of its own, with the toy nodes installed; `stdout` = a file to write to."""
         script = "import sys; from app.cli import main; sys.exit(main())"
         return subprocess.Popen(
             [sys.executable, "-c", script, *_with_toys(arguments)],
             cwd=self.directory,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
+            stdout=subprocess.PIPE if stdout is None else stdout.open("w"),
             stderr=subprocess.PIPE,
             text=True,
         )

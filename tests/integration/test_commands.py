@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -206,3 +207,14 @@ def test_commands_and_the_first_line_come_before_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False)
     assert done.returncode == 0
+
+
+def test_a_reader_of_stdout_that_goes_away_or_a_full_disk_is_no_traceback(cli: CommandLine) -> None:
+    workflow = cli.write("toy.json", training())
+    gone = cli.start("convert", workflow)
+    gone.stdout.close()
+    assert gone.stderr.read() == "Converting toy.json\n"
+    assert gone.wait() == 130
+    full = cli.start("convert", workflow, stdout=Path("/dev/full"))
+    assert "stdout cannot be written to (No space left on device)" in full.stderr.read()
+    assert full.wait() == 1

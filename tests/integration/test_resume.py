@@ -146,3 +146,19 @@ def test_a_finished_run_goes_on_by_id_with_more_iterations(cli: CommandLine) -> 
     assert (report["run"], report["ticks"], report["total_ticks"]) == (run_id, 3, 3)
     record = json.loads((cli.directory / "all" / run_id / "run.json").read_text())
     assert (record["total_ticks"], record["iterations"]) == (2, 3)
+
+
+def test_a_run_whose_stderr_nobody_reads_any_more_is_still_cancelled_and_saved(
+    cli: CommandLine,
+) -> None:
+    """`run ... 2>&1 | tee log` and Ctrl-C: tee is gone first."""
+    workflow = cli.write("toy.json", training(n3=HELD, n7={"every": 100}))
+    cli.write("hold", "")
+    victim = cli.start("run", workflow, "--run-dir", "cut")
+    cut = cli.directory / "cut"
+    wait_for(cut / "events.jsonl", in_tick(4), victim)
+    victim.stderr.close()
+    victim.send_signal(signal.SIGINT)
+    assert victim.wait(timeout=60) == 130
+    assert json.loads((cut / "run.json").read_text())["state"] == "cancelled"
+    assert [path.name for path in (cut / "checkpoints").iterdir()] == ["tick-000003"]
