@@ -113,12 +113,15 @@ class CheckpointStore:
             return entry
         return None
 
-    def retain(self, keep: int) -> list[int]:
-        """Remove all but the `keep` latest checkpoints, 0 = remove none; returns the removed ticks."""
+    def retain(self, keep: int, *, newest: int) -> list[int]:
+        """Remove all but the `keep` latest checkpoints up to tick `newest`, 0 = remove none; returns the removed ticks.
+
+        Later ones do not count: a resume has passed them over because they are damaged.
+        """
         if keep <= 0:
             return []
         removed = []
-        for entry in self.entries()[:-keep]:
+        for entry in [entry for entry in self.entries() if entry.tick <= newest][:-keep]:
             # Renamed first: a removal that is cut short must not leave a directory with a checkpoint's name.
             aside = self._directory / f"{_ASIDE}{entry.path.name}-{secrets.token_hex(4)}"
             entry.path.rename(aside)

@@ -5,17 +5,19 @@ the other keys are the fields of the event's class. `tick` is absent from what h
 as loading a model. A number that JSON has no word for is written as the string "NaN", "Infinity" or "-Infinity".
 """
 
+import contextlib
+import functools
 import json
 import math
 import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from io import BufferedRandom
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from app.storage.errors import StorageError
 
@@ -174,6 +176,15 @@ def event_type(event: Event | type[Event]) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
+@functools.cache
+def _required() -> Mapping[str, tuple[str, ...]]:
+    """The keys that lines of a type cannot do without."""
+    return {
+        event_type(cls): tuple(entry.name for entry in fields(cls) if entry.default is MISSING)
+        for cls in get_args(Event)
+    }
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventLine:
     """One line of the file as read back; `data` holds all of its keys, numbers restored."""
@@ -222,6 +233,10 @@ def decode_line(line: str | bytes) -> EventLine:
     ):
         msg = "no event: `seq` or `type` is missing"
         raise ValueError(msg)  # noqa: TRY004 - readers of damaged lines catch one kind of error
+    missing = [name for name in _required().get(data["type"], ()) if name not in data]
+    if missing:
+        msg = f"no event: `{missing[0]}` is missing"
+        raise ValueError(msg)
     if isinstance(data.get("value"), str):
         data["value"] = _NON_FINITE.get(data["value"], data["value"])
     return EventLine(
@@ -335,6 +350,7 @@ class EventWriter:
         Raises:
             StorageError: the file cannot be opened.
         """
+        self._path = path
         self._run = run
         self._clock = clock
         try:
@@ -352,11 +368,20 @@ class EventWriter:
         return self._seq
 
     def write(self, event: Event) -> EventLine:
-        """Append the event; returns its line as a reader would see it."""
-        line = encode_event(event, seq=self._seq + 1, run=self._run, time=self._clock())
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
+        """Append the event; returns its line as a reader would see it.
+
+        Raises:
+            StorageError: the file cannot be written to, for example because the disk is full.
+        """
+        # Counted first: what could not be flushed may still reach the file with a later line.
         self._seq += 1
+        line = encode_event(event, seq=self._seq, run=self._run, time=self._clock())
+        try:
+            self._file.write(line.encode() + b"\n")
+            self._file.flush()
+        except OSError as error:
+            msg = f"{self._path}: cannot be written to ({error.strerror or error}). Free space and resume the run."
+            raise StorageError(msg) from error
         return decode_line(line)
 
     def sync(self) -> None:
@@ -364,8 +389,9 @@ class EventWriter:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; a line that could not be written has been reported already."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def __enter__(self) -> Self:
         """The writer itself."""

@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from app.graph.compile import CompiledGraph, CompiledNode
 from app.graph.errors import Cancelled
+from app.storage.errors import StorageError
 from app.storage.events import Cancelled as CancelledEvent
 from app.storage.events import (
     CheckpointSaved,
@@ -154,6 +155,8 @@ class _Session:
         try:
             self._prepare(resume=resume, iterations=iterations)
             self._work()
+            self._emit(Finished(tick=self._tick))
+            return self._end("finished")
         except Cancelled:
             return self._end_cancelled()
         except NodeFailure as failure:
@@ -174,12 +177,15 @@ class _Session:
         finally:
             if self._scheduler is not None:
                 self._scheduler.close()
-        self._emit(Finished(tick=self._tick))
-        return self._end("finished")
 
     def _prepare(self, *, resume: bool, iterations: int | None) -> None:
         record = self._run.read_record()
         self._run.checkpoints.remove_leftovers()
+        # Found first of all: whatever fails after this is a failure after that tick, not after tick 0.
+        entry = self._run.checkpoints.latest(self._notice) if resume else None
+        if entry is not None:
+            self._tick = self._saved = entry.tick
+            self._checkpoint = entry.path.relative_to(self._run.path).as_posix()
         started_before = resume and record.total_ticks > 0
         wanted = (
             iterations if iterations is not None else record.iterations if started_before else None
@@ -231,10 +237,6 @@ class _Session:
             device=str(accelerator.device),
             run_facts=facts,
         )
-        entry = self._run.checkpoints.latest(self._notice) if resume else None
-        if entry is not None:
-            self._tick = self._saved = entry.tick
-            self._checkpoint = entry.path.relative_to(self._run.path).as_posix()
         if resume:
             self._emit(Resumed(tick=self._tick))
         with self._timed("once"):
@@ -301,7 +303,7 @@ class _Session:
         with self._timed("saving"):
             self._events.sync()
             entry = write_checkpoint(self._run.checkpoints, tick, state, about=about)
-            self._run.checkpoints.retain(self._keep)
+            self._run.checkpoints.retain(self._keep, newest=tick)
         self._saved = tick
         self._overdue = False
         self._checkpoint = entry.path.relative_to(self._run.path).as_posix()
@@ -312,17 +314,17 @@ class _Session:
         try:
             with self._saving():
                 self._save()
+            if (self._saved or 0) < self._tick:
+                self._notice(
+                    f"The state after tick {self._tick} was not kept: a resume goes on after tick {self._saved or 0}."
+                )
+            self._emit(CancelledEvent(tick=self._tick))
+            return self._end("cancelled")
         except Exception as error:
             _logger.exception("The state could not be saved.")
             return self._end_failed(
                 Failed(message=f"The cancelled run could not be saved: {error}", tick=self._tick)
             )
-        if (self._saved or 0) < self._tick:
-            self._notice(
-                f"The state after tick {self._tick} was not kept: a resume goes on after tick {self._saved or 0}."
-            )
-        self._emit(CancelledEvent(tick=self._tick))
-        return self._end("cancelled")
 
     def _end_failed(self, event: Failed) -> RunResult:
         try:
@@ -330,8 +332,13 @@ class _Session:
                 self._save()
         except Exception:
             _logger.exception("The state before the error could not be saved.")
-        self._emit(event)
-        return self._end("failed", event.message)
+        try:
+            self._emit(event)
+            return self._end("failed", event.message)
+        except StorageError:
+            # On a full disk the files keep what they said before; a resume goes on from there.
+            _logger.exception("How the run ended could not be written down.")
+            return self._result("failed", event.message)
 
     def _end(self, state: RunState, error: str | None = None) -> RunResult:
         # A tick that was not completed is not part of the table: a resumed run does it again.
@@ -349,6 +356,9 @@ class _Session:
             process=None,
             timings=self._timings,
         )
+        return self._result(state, error)
+
+    def _result(self, state: RunState, error: str | None) -> RunResult:
         return RunResult(
             run=self._run,
             state=state,
@@ -445,10 +455,17 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+class _LogFile(logging.FileHandler):
+    """A log file that a full disk cannot make noisy: how the run ends says what is wrong."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
+        """Say nothing, where the base class prints a traceback on stderr."""
+
+
 @contextmanager
 def _log_to(run: RunDirectory) -> Iterator[None]:
     """Append log lines, Python warnings among them, to the run's log.txt."""
-    handler = logging.FileHandler(run.log_path, encoding="utf-8")
+    handler = _LogFile(run.log_path, encoding="utf-8")
     handler.setLevel(logging.INFO)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
@@ -462,4 +479,5 @@ def _log_to(run: RunDirectory) -> Iterator[None]:
         logging.captureWarnings(capture=False)
         root.setLevel(level)
         root.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):
+            handler.close()

@@ -80,9 +80,23 @@ def test_retention_keeps_the_last_n_and_zero_keeps_all(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     for tick in (1, 2, 3):
         store.write(tick, fill(), about={})
-    assert store.retain(0) == []
-    assert store.retain(2) == [1]
+    assert store.retain(0, newest=3) == []
+    assert store.retain(2, newest=3) == [1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tick-000002", "tick-000003"]
+
+
+def test_retention_does_not_count_later_checkpoints_that_a_resume_passed_over(
+    tmp_path: Path,
+) -> None:
+    store = CheckpointStore(tmp_path)
+    for tick in (1, 6):
+        store.write(tick, fill(), about={})
+    (tmp_path / "tick-000006" / "state.json").write_text("torn")
+    store.write(2, fill(), about={})
+    assert store.retain(1, newest=2) == [1]
+    latest = store.latest()
+    assert latest is not None
+    assert latest.tick == 2
 
 
 def test_leftovers_of_a_killed_writer_are_no_checkpoints_and_are_removed(tmp_path: Path) -> None:

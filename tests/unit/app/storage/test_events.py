@@ -118,3 +118,12 @@ def test_a_damaged_line_in_the_middle_is_named_or_reported(tmp_path: Path) -> No
     assert len(seen) == 1
     write(path, Resumed(tick=5))
     assert [line.seq for line in read_events(path, seen.append)] == [1, 3, 4]
+
+
+def test_a_line_without_a_key_of_its_type_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    good = '{"seq":2,"time":1,"run":"r","type":"resumed","tick":1}\n'
+    path.write_text('{"seq":1,"time":1,"run":"r","type":"metric","tick":1}\n' + good)
+    seen: list[str] = []
+    assert [line.type for line in read_events(path, seen.append)] == ["resumed"]
+    assert "line 1 is damaged (no event: `name` is missing)" in seen[0]

@@ -341,3 +341,16 @@ def test_a_state_too_large_to_copy_goes_back_to_the_last_checkpoint(
     run_toy(tmp_path / "cut", training(), resume=True)
     assert numbers(tmp_path / "cut") == numbers(tmp_path / "whole")
     assert last_state(tmp_path / "cut") == last_state(tmp_path / "whole")
+
+
+def test_a_resume_that_cannot_load_keeps_the_tick_and_the_table(tmp_path: Path) -> None:
+    run_toy(tmp_path / "a", training())
+    run = RunDirectory(tmp_path / "a")
+    table = run.metrics_path.read_text()
+    run.workflow_path.unlink()
+    result = run_graph(
+        compiled(training(), toy_registry()), run, RunSettings(threads=1), resume=True
+    )
+    assert (result.state, result.tick) == ("failed", 6)
+    assert run.read_record().tick == 6
+    assert run.metrics_path.read_text() == table
