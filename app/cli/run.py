@@ -27,7 +27,7 @@ from app.cli.graphs import (
 from app.cli.output import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, answer, complain, tell
 from app.cli.progress import ProgressView
 from app.graph.compile import CompiledGraph, compile_graph
-from app.graph.errors import GraphError, WorkflowError
+from app.graph.errors import GraphError, WorkflowError, quoted, suggestion
 from app.graph.write import to_api, to_ui
 from app.paths import INPUT_ROOTS, RUNS
 from app.storage.errors import StorageError
@@ -40,8 +40,13 @@ if TYPE_CHECKING:
 
 _EXIT_OF_STATE: Final = {"finished": EXIT_OK, "failed": EXIT_FAILED, "cancelled": EXIT_CANCELLED}
 
-_FILE_SETTINGS: Final = {"name": str, "device": str, "threads": int, "checkpoint_every": int}
-"""Run settings that a workflow file may state in `extra.jagg`, and their types."""
+_FILE_SETTINGS: Final[Mapping[str, str]] = {
+    "name": "a text",
+    "device": "`auto` or `cpu`",
+    "threads": "a whole number of 1 or more",
+    "checkpoint_every": "a whole number of 1 or more",
+}
+"""Run settings that a workflow file may state in `extra.jagg`, and what they hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,6 +206,12 @@ def _resumed_job(options: argparse.Namespace) -> _Job:
     run, file = _run_to_resume(options)
     tell(f"Resuming {run.path}")
     record = run.read_record()
+    run.check_graph(record)
+    threads = record.settings.get("threads")
+    if threads is not None and (type(threads) is not int or threads < 1):
+        raise InvalidInputError(
+            [f"{run.record_path}: the setting `threads` is {threads!r}; expected 1 or more."]
+        )
     if file is not None:
         check_readable(file)
     registry = nodes_for(options)
@@ -268,13 +279,25 @@ def _run_to_resume(options: argparse.Namespace) -> tuple[RunDirectory, Path | No
 def _file_settings(settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
     problems = []
     found: dict[str, Any] = {}
-    for name, kind in _FILE_SETTINGS.items():
-        value = settings.get(name)
+    for name, value in settings.items():
+        if name not in _FILE_SETTINGS:
+            tell(
+                f"Warning: {path}: the run setting `{name}` is not known and not used; "
+                f"known are {quoted(_FILE_SETTINGS)}.{suggestion(name, _FILE_SETTINGS)}"
+            )
+            continue
         if value is None:
             continue
-        fits = type(value) is kind and (not isinstance(value, int) or value >= 1)
-        if not fits or (name == "device" and value not in ("auto", "cpu")):
-            problems.append(f"{path}: the run setting `{name}` is {value!r}, which does not fit.")
+        if name == "name":
+            fits = isinstance(value, str)
+        elif name == "device":
+            fits = value in ("auto", "cpu")
+        else:
+            fits = type(value) is int and value >= 1
+        if not fits:
+            problems.append(
+                f"{path}: the run setting `{name}` is {value!r}, expected {_FILE_SETTINGS[name]}."
+            )
         found[name] = value
     if problems:
         raise InvalidInputError(problems)

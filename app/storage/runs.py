@@ -13,6 +13,8 @@
 | `checkpoints/tick-000050/` | see `checkpoints.py` |
 """
 
+import hashlib
+import json
 import re
 import shutil
 import sys
@@ -56,6 +58,8 @@ class RunRecord:
     """The ticks that were asked for last."""
     seed: int = 0
     error: str | None = None
+    prompt_digest: str = ""
+    """SHA-256 of what `prompt.json` says, so that a resume sees when it was edited; empty in older runs."""
     process: int | None = None
     """Process id of the worker that holds, or last held, the run."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -63,6 +67,19 @@ class RunRecord:
     environment: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
+
+
+# What a person who edits run.json can get wrong and a run would trip over; the rest is only shown.
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "created": (float, int),
+    "tick": (int,),
+    "total_ticks": (int,),
+    "iterations": (int,),
+    "prompt_digest": (str,),
+    "tags": (list,),
+    "settings": (dict,),
+    "timings": (dict,),
+}
 
 
 class RunDirectory:
@@ -125,7 +142,26 @@ class RunDirectory:
         if not isinstance(values.get("id"), str) or values.get("state") not in get_args(RunState):
             msg = f"{self.record_path}: `id` or `state` is missing or unknown. The file was damaged or edited."
             raise StorageError(msg)
+        for name, kinds in _KINDS.items():
+            if name in values and type(values[name]) not in kinds:
+                msg = f"{self.record_path}: `{name}` is {values[name]!r}. The file was damaged or edited; restore it from a copy."
+                raise StorageError(msg)
         return RunRecord(**{**values, "tags": tuple(values.get("tags", ()))})
+
+    def check_graph(self, record: RunRecord) -> None:
+        """Make sure that the graph on disk is the one that the run was made with.
+
+        Raises:
+            StorageError: a file of it is missing or damaged, or `prompt.json` was edited.
+        """
+        read_json(self.workflow_path)
+        digest = digest_of(read_json(self.prompt_path))
+        if record.prompt_digest and digest != record.prompt_digest:
+            msg = (
+                f"{self.prompt_path}: was edited after the run was made, and a run goes on with its own graph only. "
+                "Restore the file, or start a new run from it."
+            )
+            raise StorageError(msg)
 
     def write_record(self, record: RunRecord) -> None:
         """Replace the record atomically.
@@ -198,6 +234,14 @@ def create_run(
     try:
         path.mkdir(parents=True, exist_ok=True)
         occupied = any(path.iterdir())
+        if not occupied:
+            # The claim: of two processes that find the directory empty, one makes this and the other one fails.
+            (path / "samples").mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            msg = f"Run directory {path}: is a file. Choose another place with --run-dir or --runs-dir."
+            raise StorageError(msg) from None
+        occupied = True
     except OSError as error:
         _remove_empty(made)
         msg = (
@@ -210,9 +254,9 @@ def create_run(
         raise StorageError(msg)
     run = RunDirectory(path)
     try:
-        for folder in ("samples", "checkpoints", "export"):
+        for folder in ("checkpoints", "export"):
             (path / folder).mkdir()
-        run.write_record(record)
+        run.write_record(replace(record, prompt_digest=digest_of(prompt)))
         write_json(run.workflow_path, workflow)
         write_json(run.prompt_path, prompt)
     except (OSError, StorageError) as error:
@@ -222,6 +266,11 @@ def create_run(
         msg = f"Run directory {path}: cannot be written to ({error}). Choose another place with --run-dir or --runs-dir."
         raise StorageError(msg) from error
     return run
+
+
+def digest_of(prompt: Mapping[str, Any]) -> str:
+    """SHA-256 of a graph as API JSON, whatever its layout in the file."""
+    return hashlib.sha256(json.dumps(prompt, sort_keys=True).encode()).hexdigest()
 
 
 def list_runs(root: Path) -> Iterator[tuple[RunDirectory, RunRecord]]:

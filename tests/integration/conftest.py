@@ -15,6 +15,8 @@ from tests.integration.toy_graphs import TOY_NODES
 
 ROOT = Path(__file__).parents[2]
 
+START = "import sys; from app.cli import main; sys.exit(main())"
+
 
 class CommandLine:
     """Starts commands in a directory of their own, with the toy nodes installed."""
@@ -23,9 +25,10 @@ class CommandLine:
         self.directory = directory
         self._streams = streams
 
-    def start(self, *arguments: str, stdout: Path | None = None) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, stdout: Path | None = None, script: str = START
+    ) -> subprocess.Popen[str]:
         """Start a command in a process of its own, with the toy nodes installed; `stdout` = a file to write to."""
-        script = "import sys; from app.cli import main; sys.exit(main())"
         return subprocess.Popen(
             [sys.executable, "-c", script, *_with_toys(arguments)],
             cwd=self.directory,

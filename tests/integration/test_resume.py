@@ -162,3 +162,33 @@ def test_a_run_whose_stderr_nobody_reads_any_more_is_still_cancelled_and_saved(
     assert victim.wait(timeout=60) == 130
     assert json.loads((cut / "run.json").read_text())["state"] == "cancelled"
     assert [path.name for path in (cut / "checkpoints").iterdir()] == ["tick-000003"]
+
+
+def test_a_full_disk_fails_the_run_with_a_sentence_and_room_lets_it_go_on(cli: CommandLine) -> None:
+    workflow = cli.write("toy.json", training())
+    script = (
+        "import resource, sys; from app.cli import main; import app.worker.local\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000)); sys.exit(main(sys.argv[1:]))"
+    )
+    full = cli.start("run", workflow, "--run-dir", "a", script=script)
+    _, err = full.communicate()
+    assert full.returncode == 1, err
+    assert "events.jsonl: cannot be written to (File too large). Free space and resume" in err
+    assert "Traceback" not in err
+    resumed = cli("run", "--resume", "--run-dir", "a", "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["ticks"] == 6
+    lines = list(read_events(cli.directory / "a" / "events.jsonl"))
+    assert len({line.seq for line in lines}) == len(lines)
+
+
+def test_an_edited_graph_is_not_gone_on_with(cli: CommandLine) -> None:
+    workflow = cli.write("toy.json", training())
+    assert cli("run", workflow, "--run-dir", "a", "--iterations", "2").returncode == 0
+    stored = cli.directory / "a" / "prompt.json"
+    stored.write_text(stored.read_text().replace('"scale": 1.0', '"scale": 2.0'))
+    before = sorted(path.name for path in cli.directory.rglob("*"))
+    done = cli("run", "--resume", "--run-dir", "a", "--iterations", "3")
+    assert done.returncode == 2
+    assert "prompt.json: was edited after the run was made" in done.stderr
+    assert sorted(path.name for path in cli.directory.rglob("*")) == before

@@ -1,9 +1,18 @@
+import json
 from pathlib import Path
 
 import pytest
 
 from app.storage.errors import StorageError
-from app.storage.runs import RunDirectory, RunRecord, create_run, find_run, list_runs, new_run_id
+from app.storage.runs import (
+    RunDirectory,
+    RunRecord,
+    create_run,
+    digest_of,
+    find_run,
+    list_runs,
+    new_run_id,
+)
 
 
 def make(path: Path, run_id: str = "a", created: float = 0.0) -> RunDirectory:
@@ -24,7 +33,11 @@ def test_a_new_run_has_its_layout_and_its_record_reads_back(tmp_path: Path) -> N
         "workflow.json",
     ]
     assert run.read_record() == RunRecord(
-        id="a", state="queued", tags=("t",), settings={"threads": 1}
+        id="a",
+        state="queued",
+        tags=("t",),
+        settings={"threads": 1},
+        prompt_digest=digest_of({"1": {}}),
     )
     assert run.update_record(state="running").state == "running"
     assert run.read_record().state == "running"
@@ -88,3 +101,40 @@ def test_runs_are_found_by_id_and_by_a_unique_beginning(tmp_path: Path) -> None:
 
 def test_run_ids_differ() -> None:
     assert new_run_id() != new_run_id()
+
+
+def test_of_two_that_find_a_directory_empty_the_second_leaves_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make(tmp_path / "a", "first")
+    # What the second one saw a moment ago.
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter(()))
+    with pytest.raises(StorageError, match="is not empty"):
+        make(tmp_path / "a", "second")
+    assert first.read_record().id == "first"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("iterations", "x"), ("total_ticks", 1.5), ("settings", []), ("created", None)],
+)
+def test_an_edited_record_is_refused_with_its_field(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    run = make(tmp_path / "a")
+    data = json.loads(run.record_path.read_text())
+    run.record_path.write_text(json.dumps({**data, field: value}))
+    with pytest.raises(StorageError, match=f"`{field}` is"):
+        run.read_record()
+
+
+def test_an_edited_prompt_is_refused_and_another_layout_is_not(tmp_path: Path) -> None:
+    run = make(tmp_path / "a")
+    run.prompt_path.write_text('{ "1":{} }')
+    run.check_graph(run.read_record())
+    run.prompt_path.write_text('{"1": {"inputs": {}}}')
+    with pytest.raises(StorageError, match="was edited after the run was made"):
+        run.check_graph(run.read_record())
+    run.workflow_path.unlink()
+    with pytest.raises(StorageError, match=r"workflow\.json"):
+        run.check_graph(run.read_record())
