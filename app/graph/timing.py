@@ -99,10 +99,15 @@ def _changes(graph: Graph, rates: Rates, unsure: Set[str]) -> list[Problem]:
         writer, _ = changing[0]
         for other, field in changing[1:]:
             problems.append(_two_writers(graph, rates, origin, (writer, other, field)))
-        ordered = (
-            reachable(sources, writer) | reachable(targets, writer) | {key for key, _ in changing}
+        ordered = {key for key, _ in changing}.union(
+            *(reachable(sources, key) | reachable(targets, key) for key, _ in changing)
         )
-        for reader, field in readers.get((origin, ticking), []):
+        beside = readers.get((origin, ticking), [])
+        if ticking:
+            # A card with `every` is meant to run again and again; reading the unchanged value, it would run once only.
+            once = readers.get((origin, False), [])
+            beside = beside + [entry for entry in once if rates.specs[entry[0]].param("every")]
+        for reader, field in beside:
             if reader not in ordered and not {reader, writer} & unsure:
                 problems.append(_unordered(graph, rates, origin, (reader, field, writer)))
     return problems

@@ -114,8 +114,10 @@ class _Check:
         giver = label(self.graph, self.specs, link.node)
         if not 0 <= link.slot < len(source.outputs):
             outputs = quoted(output.name for output in source.outputs)
-            has = f"its outputs are {outputs}" if outputs else "it has no outputs"
-            text = f"`{name}` is linked to output {link.slot} of {giver}, which does not exist; {has}, counted from 0."
+            has = f"its outputs are {outputs}, counted from 0" if outputs else "it has no outputs"
+            text = (
+                f"`{name}` is linked to output {link.slot} of {giver}, which does not exist; {has}."
+            )
             self.add("bad_linked_input", name, text)
             return
         output = source.outputs[link.slot]

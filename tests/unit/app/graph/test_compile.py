@@ -253,9 +253,13 @@ def test_writers_of_two_values_and_readers_that_are_ordered_are_fine(training, r
 
 
 def test_a_reader_that_runs_once_comes_before_the_ticks(training, registry):
-    graph = changed(training, "6", {"policy": Link("2", 0), "baseline": False})
+    early = {"policy": Link("2", 0), "prompts": Link("1", 1)}
+    graph = training.with_node(GraphNode(id="7", type="Sampler", inputs=early))
+    graph = graph.with_node(GraphNode(id="8", type="Score", inputs={"rollout": Link("7", 0)}))
+    graph = graph.with_node(GraphNode(id="9", type="Note Down", inputs={"value": Link("8", 1)}))
+    graph = changed(graph, "6", {"baseline": False})
     compiled = compile_graph(graph, registry)
-    assert not compiled.node("6").ticking
+    assert not compiled.node("7").ticking
     assert compiled.node("1").primed
 
 
@@ -428,3 +432,20 @@ def _random_graph(source: random.Random, registry: Registry) -> Graph:
             )
         nodes[str(key)] = GraphNode(id=str(key), type=spec.type, inputs=inputs)
     return Graph(nodes=nodes)
+
+
+def test_a_card_with_every_that_reads_the_unchanged_value_would_run_only_once(training, registry):
+    graph = changed(training, "6", {"policy": Link("2", 0)})
+    (problem,) = problems_of(graph, registry)
+    assert (problem.code, problem.node) == ("unordered_reader", "6")
+    assert problem.message.endswith("take `policy` from Optimizer (5).")
+    alone = Graph(nodes={key: node for key, node in graph.nodes.items() if key in "126"})
+    assert problems_of(alone, registry) == ()
+
+
+def test_what_reads_the_second_of_two_writers_is_not_a_problem_of_its_own(training, registry):
+    graph = training.with_node(
+        GraphNode(id="7", type="Optimizer", inputs=training.nodes["5"].inputs)
+    )
+    graph = changed(graph, "6", {"policy": Link("7", 0)})
+    assert [problem.code for problem in problems_of(graph, registry)] == ["two_writers"]
