@@ -35,6 +35,8 @@ def add_custom_nodes(parser: argparse.ArgumentParser) -> None:
 
 def nodes_for(options: argparse.Namespace) -> Registry:
     """All installed nodes; those that cannot be loaded are told of and left out. Imports torch."""
+    if options.custom_nodes != CUSTOM_NODES and not options.custom_nodes.is_dir():
+        tell(f"Warning: custom nodes: there is no folder {options.custom_nodes}.")
     registry = load_registry(options.custom_nodes)
     for failure in registry.failures.values():
         tell(f"Warning: custom nodes: {failure}")

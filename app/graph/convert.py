@@ -63,6 +63,9 @@ def to_graph(drawing: Drawing, registry: Registry) -> Converted:
                 inputs[entry.widget or entry.name] = found.value
             elif found is not None:
                 inputs[entry.widget or entry.name] = found
+            elif (reason := _why_open(drawing, entry.link)) is not None:
+                text = f"{node.label}: `{entry.name}` is linked to {reason}; it is left open."
+                warnings.append(_problem("dangling_link", node, entry.name, text))
         inputs, version = migrate(inputs, node.version, spec, node.label)
         nodes[node.id] = GraphNode(
             id=node.id, type=node.type, title=node.title, version=version, inputs=inputs
@@ -93,6 +96,19 @@ def _follow(drawing: Drawing, link: str | None, wanted: str) -> Link | _Constant
             return _primitive_value(node)
         place = 0 if node.type == REROUTE else _way_through(node, slot, wanted)
         link = node.inputs[place].link if place is not None and place < len(node.inputs) else None
+    return None
+
+
+def _why_open(drawing: Drawing, link: str) -> str | None:
+    """The card that a link without effect starts at, and what is the matter with it; None if nothing needs saying."""
+    key, _ = drawing.starts[link]
+    node = drawing.nodes.get(key)
+    if node is None:
+        return f"node {key}, which is not in the file"
+    if node.mode == MUTED:
+        return f"{node.label}, which is muted"
+    if node.mode == BYPASSED:
+        return f"{node.label}, which is bypassed and has nothing of that type to hand on"
     return None
 
 

@@ -32,6 +32,10 @@ class Workflow:
     """The run settings that the file states (`extra.jagg`)."""
 
 
+class _DoubleKeyError(Exception):
+    """A JSON object has a key twice; the message is the key."""
+
+
 def read_workflow(path: Path, registry: Registry) -> Workflow:
     """The workflow of a file: UI or API JSON, or a PNG or safetensors file that carries one.
 
@@ -72,9 +76,12 @@ def parse_workflow(text: str, registry: Registry, *, name: str = "workflow") -> 
         msg = f"{name} is empty, expected workflow JSON."
         raise WorkflowError(msg)
     try:
-        document = json.loads(text)
+        document = json.loads(text, object_pairs_hook=_without_doubles)
     except json.JSONDecodeError as error:
         msg = f"{name} is no valid JSON: line {error.lineno}, column {error.colno}: {error.msg}."
+        raise WorkflowError(msg) from error
+    except _DoubleKeyError as error:
+        msg = f"{name} is not clear: `{error}` occurs twice in the same object, and only one of them could count."
         raise WorkflowError(msg) from error
     except (RecursionError, ValueError) as error:  # ValueError: an integer of thousands of digits
         msg = f"{name} cannot be read as JSON: it is nested too deeply, or holds a number that is too long."
@@ -167,6 +174,14 @@ def _settings(holder: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         msg = f"{name}: the run settings `jagg` hold {_kind(found)}, expected an object."
         raise WorkflowError(msg)
+    return found
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [key for key, _ in pairs]
+        raise _DoubleKeyError(next(key for key in names if names.count(key) > 1))
     return found
 
 

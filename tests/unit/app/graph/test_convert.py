@@ -106,7 +106,12 @@ def test_a_converted_widget_takes_the_link_or_keeps_its_value(drawn, registry):
 
 def test_muted_cards_vanish_with_their_links(drawn, registry):
     card(drawn, 4)["mode"] = 2
-    graph = workflow_of(drawn, registry).graph
+    read = workflow_of(drawn, registry)
+    graph = read.graph
+    (warning,) = read.warnings
+    assert warning.message.endswith(
+        ": `reward` is linked to Score (4), which is muted; it is left open."
+    )
     assert "4" not in graph.nodes
     assert "reward" not in graph.nodes["5"].inputs
     (problem,) = problems_of(graph, registry)
@@ -167,3 +172,10 @@ def test_cards_of_unknown_types_stay_with_named_values_and_links(drawn, registry
     assert graph.nodes["10"].inputs == {}
     assert graph.nodes["11"].inputs == {"a": [1], "b": None}
     assert [problem.node for problem in problems_of(graph, registry)] == ["10", "11"]
+
+
+def test_a_link_from_a_card_that_is_not_there_is_told_of(drawn, registry):
+    link = next(entry for entry in drawn["links"] if entry[3] == 5 and entry[5] == "REWARD")
+    link[1] = 99
+    (warning,) = workflow_of(drawn, registry).warnings
+    assert "`reward` is linked to node 99, which is not in the file" in warning.message

@@ -505,3 +505,12 @@ def test_a_cycle_or_a_wrong_link_can_still_be_drawn(registry):
     )
     assert len(to_ui(graph, registry)["links"]) == 2
     assert to_ui(Graph(), registry)["nodes"] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"3": {"class_type": "A"}, "3": {"class_type": "B"}}', '{"1": {"inputs": {"3": 1, "3": 2}}}'],
+)
+def test_a_key_that_occurs_twice_is_refused(text, registry):
+    with pytest.raises(WorkflowError, match="`3` occurs twice in the same object"):
+        parse_workflow(text, registry)
