@@ -81,6 +81,8 @@ class Policy:
     """Notes of the optimizer to the next rollout, JSON values; part of checkpoints."""
     ema: dict[str, Tensor] | None = None
     """Averaged trainable weights by parameter name; None while no average is kept."""
+    compute_dtype: torch.dtype = torch.float32
+    """What forwards compute in, as the executor's autocast sets it; gates and guards are as wide as it needs."""
     reference: dict[str, Tensor] | None = None
     """Trainable weights as they were before training; None until `keep_reference`."""
 

@@ -143,8 +143,8 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 def lower_precision(policy: Policy) -> bool:
-    """Whether forwards compute below float32: a parameter is stored so, or autocast is on."""
-    if torch.is_autocast_enabled(device_of(policy).type):
+    """Whether forwards compute below float32: by the executor's autocast, by one around this call, or by stored weights."""
+    if policy.compute_dtype in LOWER_PRECISION or torch.is_autocast_enabled(device_of(policy).type):
         return True
     return any(p.dtype in LOWER_PRECISION for p in policy.module.parameters())
 

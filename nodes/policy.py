@@ -126,6 +126,7 @@ class DiTLoader(Node[DiTLoaderParams]):
             raise JaggError(msg)
         policy.module.eval()
         ctx.prepare(policy.module)
+        policy.compute_dtype = ctx.dtype
         self._policy = policy
         return self.Outputs(policy=policy)
 

@@ -43,10 +43,16 @@ _EXIT_OF_STATE: Final = {"finished": EXIT_OK, "failed": EXIT_FAILED, "cancelled"
 _FILE_SETTINGS: Final[Mapping[str, str]] = {
     "name": "a text",
     "device": "`auto` or `cpu`",
+    "precision": "`fp32` or `bf16`",
     "threads": "a whole number of 1 or more",
     "checkpoint_every": "a whole number of 1 or more",
 }
 """Run settings that a workflow file may state in `extra.jagg`, and what they hold."""
+
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "device": ("auto", "cpu"),
+    "precision": ("fp32", "bf16"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,8 +126,13 @@ def add_command(commands: Any) -> None:
     )
     add(
         "--device",
-        choices=("auto", "cpu"),
+        choices=_CHOICES["device"],
         help="where to compute (default: the first accelerator there is)",
+    )
+    add(
+        "--precision",
+        choices=_CHOICES["precision"],
+        help="what forwards compute in (default fp32); weights and log-probs are float32 either way",
     )
     add(
         "--no-metadata",
@@ -290,8 +301,8 @@ def _file_settings(settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
             continue
         if name == "name":
             fits = isinstance(value, str)
-        elif name == "device":
-            fits = value in ("auto", "cpu")
+        elif name in _CHOICES:
+            fits = value in _CHOICES[name]
         else:
             fits = type(value) is int and value >= 1
         if not fits:
@@ -310,6 +321,7 @@ def _recorded_settings(record: RunRecord) -> dict[str, Any]:
     device = "cpu" if recorded.get("device") == "cpu" else None
     return {
         "device": device,
+        "precision": recorded.get("precision"),
         "checkpoint_every": recorded.get("checkpoint_every"),
         "embed_metadata": recorded.get("embed_metadata", True),
     }
@@ -320,7 +332,7 @@ def _settings(options: argparse.Namespace, lower: Mapping[str, Any]) -> "RunSett
     from app.worker.settings import RunSettings
 
     chosen: dict[str, Any] = {"input_roots": INPUT_ROOTS}
-    for name in ("device", "threads", "checkpoint_every"):
+    for name in ("device", "precision", "threads", "checkpoint_every"):
         flag = getattr(options, name)
         value = flag if flag is not None else lower.get(name)
         if value is not None:

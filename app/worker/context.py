@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from app.graph.errors import quoted, suggestion
@@ -17,7 +18,7 @@ from app.storage.events import Artefact, Event, Metric, Progress
 from app.storage.files import write_atomically
 from app.storage.runs import RunDirectory
 from app.worker.cache import Observed
-from app.worker.settings import CancelToken, Clock
+from app.worker.settings import CancelToken, Clock, Precision
 from jagg.randomness import generator
 
 if TYPE_CHECKING:
@@ -30,9 +31,14 @@ _MOST_LISTED = 12
 """Files that an error about a missing one lists."""
 
 
-def make_accelerator(*, cpu: bool) -> Accelerator:
+def make_accelerator(*, cpu: bool, precision: Precision = "fp32") -> Accelerator:
     """The device and precision of this process; jagg itself accumulates gradients, so that is off here."""
-    return Accelerator(cpu=cpu, mixed_precision="no", gradient_accumulation_steps=1)
+    wanted = "no" if precision == "fp32" else precision
+    known: dict[str, Any] = AcceleratorState._shared_state
+    if known and known.get("_mixed_precision") != wanted:
+        # Accelerate keeps one precision per process; a warm process may run one graph after another.
+        AcceleratorState._reset_state()
+    return Accelerator(cpu=cpu, mixed_precision=wanted, gradient_accumulation_steps=1)
 
 
 class NodeContext:
@@ -99,8 +105,8 @@ class NodeContext:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of the run's forwards."""
-        return torch.float32
+        """The precision of the run's forwards; their results are float32 either way."""
+        return torch.bfloat16 if self._accelerator.mixed_precision == "bf16" else torch.float32
 
     @property
     def tick(self) -> int:

@@ -192,8 +192,14 @@ class _Session:
         )
         self._last = self._graph.iterations if wanted is None else wanted
         self._horizon = record.total_ticks if started_before else self._last
-        accelerator = make_accelerator(cpu=self._settings.device == "cpu")
-        facts = {"seed": self._graph.seed, "total_ticks": self._horizon}
+        accelerator = make_accelerator(
+            cpu=self._settings.device == "cpu", precision=self._settings.precision
+        )
+        facts = {
+            "seed": self._graph.seed,
+            "total_ticks": self._horizon,
+            "precision": self._settings.precision,
+        }
         metadata = self._metadata()
 
         def make_context(node: CompiledNode, observed: Observed) -> NodeContext:
@@ -219,6 +225,7 @@ class _Session:
                 seed=self._graph.seed,
                 settings={
                     "device": str(accelerator.device),
+                    "precision": self._settings.precision,
                     "threads": torch.get_num_threads(),
                     "checkpoint_every": self._every,
                     "checkpoint_keep": self._keep,

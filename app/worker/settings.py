@@ -7,6 +7,8 @@ from typing import Literal
 
 from app.graph.errors import Cancelled
 
+Precision = Literal["fp32", "bf16"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:
@@ -14,6 +16,8 @@ class RunSettings:
 
     device: Literal["auto", "cpu"] = "auto"
     """Where to compute: the first accelerator there is, or the processor."""
+    precision: Precision = "fp32"
+    """What forwards compute in; weights, trajectories and log-probs are float32 either way."""
     threads: int | None = None
     """Threads of one torch operation; None takes torch's own number on a new run, and the recorded one on resume."""
     checkpoint_every: int = 50

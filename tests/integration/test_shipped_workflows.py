@@ -226,3 +226,27 @@ def test_other_seeds_give_other_runs_and_equal_seeds_equal_ones(tmp_path):
     a, b, c = (_last_checkpoint(tmp_path / name) for name in "abc")
     assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
     assert any(not torch.equal(tensor, c[name]) for name, tensor in a.items())
+
+
+def test_the_quick_start_runs_in_bfloat16_and_resumes_so(tmp_path, capsys):
+    """Forwards in half precision, weights and log-probs in float32; the parity gate holds at clip/10."""
+    size = [*SMALL["quickstart"], "--threads", "1"]
+    file = str(WORKFLOWS / "quickstart.json")
+    full, half = tmp_path / "full", tmp_path / "half"
+    assert main(["run", file, "--run-dir", str(full), *size]) == 0
+    assert main(["run", file, "--run-dir", str(half), "--precision", "bf16", *size]) == 0
+    assert json.loads((half / "run.json").read_text())["settings"]["precision"] == "bf16"
+    a, b = _last_checkpoint(full), _last_checkpoint(half)
+    weights = [name for name in a if "proj" in name or "embedder" in name]
+    assert weights
+    assert all(b[name].dtype == torch.float32 for name in weights)
+    assert any(not torch.equal(a[name], b[name]) for name in weights)
+    rows = _numbers(half)
+    assert all(row["jagg/fallback"] == "0.0" for row in rows[1:])
+    assert all(float(row["jagg/velocity_error"]) < 0.1 for row in rows[1:])
+    capsys.readouterr()
+    assert main(["run", "--resume", "--run-dir", str(half), "--iterations", "3", "--json"]) == 0
+    assert json.loads((half / "run.json").read_text())["settings"]["precision"] == "bf16"
+    # The same process goes back to full precision.
+    assert main(["run", file, "--run-dir", str(tmp_path / "again"), *size]) == 0
+    assert all(torch.equal(t, a[name]) for name, t in _last_checkpoint(tmp_path / "again").items())
