@@ -379,7 +379,7 @@ def _execute(job: _Job, *, as_json: bool) -> int:
 
 @contextmanager
 def _cancelled_by_signals(token: "CancelToken") -> Iterator[None]:
-    """The first SIGINT or SIGTERM asks the run to stop, the second one ends the process."""
+    """The first SIGINT, SIGTERM or SIGHUP asks the run to stop, the second one ends the process."""
 
     def say(text: bytes) -> None:
         # Written past the buffer of sys.stderr, in the middle of whose use a signal may come. A Ctrl-C ends `| tee`
@@ -395,7 +395,10 @@ def _cancelled_by_signals(token: "CancelToken") -> Iterator[None]:
         token.request()
         say(b"\nCancelling: the state is saved first. Press Ctrl-C again to kill the run.\n")
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    # A closed terminal (SIGHUP, not on Windows) asks for the same: the state is saved.
+    names = ("SIGINT", "SIGTERM", "SIGHUP")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:

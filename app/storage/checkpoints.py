@@ -4,7 +4,6 @@
 the size and SHA-256 of every other file. Tick 50 is the state after tick 50.
 """
 
-import hashlib
 import re
 import secrets
 import shutil
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from app.storage.errors import StorageError
-from app.storage.files import read_json, sync_directory, sync_tree, write_json
+from app.storage.files import file_digest, read_json, sync_directory, sync_tree, write_json
 
 CHECKPOINT_FORMAT = 1
 """Version of the directory's layout; readers refuse a newer one."""
@@ -66,7 +65,7 @@ class CheckpointStore:
             files = {
                 path.relative_to(aside).as_posix(): {
                     "bytes": path.stat().st_size,
-                    "sha256": _digest(path),
+                    "sha256": file_digest(path),
                 }
                 for path in sorted(aside.rglob("*"))
                 if path.is_file()
@@ -164,7 +163,7 @@ def verify(entry: CheckpointEntry) -> None:
         path = entry.path / name
         try:
             actual = path.stat().st_size
-            whole = actual == size and _digest(path) == digest
+            whole = actual == size and file_digest(path) == digest
         except OSError as error:
             msg = f"{entry.path}: the checkpoint lacks {name} ({error.strerror or error}); it is not used."
             raise StorageError(msg) from error
@@ -199,8 +198,3 @@ def _read_entry(path: Path) -> CheckpointEntry:
 def _tick_of(path: Path) -> int:
     match = _NAME.fullmatch(path.name)
     return int(match.group(1)) if match else -1
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

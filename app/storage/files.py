@@ -1,5 +1,6 @@
 """Writing files so that a reader, or a power cut, sees the old content or the new one and nothing between."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -85,3 +86,18 @@ def read_json(path: Path) -> dict[str, Any]:
         msg = f"{path}: holds a JSON {type(value).__name__}, expected an object."
         raise StorageError(msg)
     return value
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file's content, as hexadecimal digits.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def json_digest(value: Any) -> str:
+    """The SHA-256 of a JSON value, as hexadecimal digits; the order of keys does not matter."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

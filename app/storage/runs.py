@@ -13,8 +13,6 @@
 | `checkpoints/tick-000050/` | see `checkpoints.py` |
 """
 
-import hashlib
-import json
 import re
 import shutil
 import sys
@@ -27,7 +25,7 @@ from typing import Any, Literal, get_args
 
 from app.storage.checkpoints import CheckpointStore
 from app.storage.errors import StorageError
-from app.storage.files import read_json, write_json
+from app.storage.files import json_digest, read_json, write_json
 
 RUN_FORMAT = 1
 """Version of the layout of a run directory; readers refuse a newer one."""
@@ -155,7 +153,7 @@ class RunDirectory:
             StorageError: a file of it is missing or damaged, or `prompt.json` was edited.
         """
         read_json(self.workflow_path)
-        digest = digest_of(read_json(self.prompt_path))
+        digest = json_digest(read_json(self.prompt_path))
         if record.prompt_digest and digest != record.prompt_digest:
             msg = (
                 f"{self.prompt_path}: was edited after the run was made, and a run goes on with its own graph only. "
@@ -256,7 +254,7 @@ def create_run(
     try:
         for folder in ("checkpoints", "export"):
             (path / folder).mkdir()
-        run.write_record(replace(record, prompt_digest=digest_of(prompt)))
+        run.write_record(replace(record, prompt_digest=json_digest(prompt)))
         write_json(run.workflow_path, workflow)
         write_json(run.prompt_path, prompt)
     except (OSError, StorageError) as error:
@@ -266,11 +264,6 @@ def create_run(
         msg = f"Run directory {path}: cannot be written to ({error}). Choose another place with --run-dir or --runs-dir."
         raise StorageError(msg) from error
     return run
-
-
-def digest_of(prompt: Mapping[str, Any]) -> str:
-    """SHA-256 of a graph as API JSON, whatever its layout in the file."""
-    return hashlib.sha256(json.dumps(prompt, sort_keys=True).encode()).hexdigest()
 
 
 def list_runs(root: Path) -> Iterator[tuple[RunDirectory, RunRecord]]:

@@ -5,13 +5,13 @@ node reads, the device, the content of the files that it opened, and the seed an
 them. Only nodes whose outputs stay frozen take part, so that a warm run equals a cold one bit for bit.
 """
 
-import hashlib
-import json
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from app.storage.files import file_digest, json_digest
 
 _KEPT = 16
 """Outputs kept; the one that was not used for longest goes first."""
@@ -31,7 +31,7 @@ class Observed:
     def read(self, path: Path) -> None:
         """Note a file, or every file of a folder, with its content."""
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        self.files |= {file: digest_of(file) for file in files if file.is_file()}
+        self.files |= {file: file_digest(file) for file in files if file.is_file()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +86,7 @@ def base_key(
         "upstream": {name: list(source) for name, source in upstream.items()},
         "device": device,
     }
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    return json_digest(described)
 
 
 def full_key(base: str, observed: Observed) -> str:
@@ -96,17 +96,11 @@ def full_key(base: str, observed: Observed) -> str:
         "files": sorted(observed.files.values()),
         "run": observed.run,
     }
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
-
-
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return json_digest(described)
 
 
 def _digest_or_none(path: Path) -> str | None:
     try:
-        return digest_of(path)
+        return file_digest(path)
     except OSError:
         return None

@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 
 from app.storage.errors import StorageError
+from app.storage.files import json_digest
 from app.storage.runs import (
     RunDirectory,
     RunRecord,
     create_run,
-    digest_of,
     find_run,
     list_runs,
     new_run_id,
@@ -37,7 +37,7 @@ def test_a_new_run_has_its_layout_and_its_record_reads_back(tmp_path: Path) -> N
         state="queued",
         tags=("t",),
         settings={"threads": 1},
-        prompt_digest=digest_of({"1": {}}),
+        prompt_digest=json_digest({"1": {}}),
     )
     assert run.update_record(state="running").state == "running"
     assert run.read_record().state == "running"
