@@ -72,14 +72,17 @@ def test_killed_in_mid_tick_and_resumed_equals_uninterrupted(cli: CommandLine) -
     assert exported == (cli.directory / "whole" / "export" / "weights.txt").read_text()
 
 
-def test_sigint_saves_the_last_complete_tick_and_exits_130(cli: CommandLine) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_saves_the_last_complete_tick_and_exits_130(
+    cli: CommandLine, number: signal.Signals
+) -> None:
     workflow = cli.write("toy.json", training(n3=HELD, n7={"every": 100}))
     cli.write("hold", "")
     victim = cli.start("run", workflow, "--run-dir", "cut", "--json", "--threads", "1")
     cut = cli.directory / "cut"
     wait_for(cut / "events.jsonl", in_tick(4), victim)
     asked = time.monotonic()
-    victim.send_signal(signal.SIGINT)
+    victim.send_signal(number)
     out, err = victim.communicate(timeout=60)
     assert time.monotonic() - asked < 20
     (cli.directory / "hold").unlink()
