@@ -94,12 +94,15 @@ def _node(raw: Any, where: str) -> DrawnNode:
     named = node.get("widgets_values_named")
     outputs = _list(node.get("outputs") or [], f"{where}: `outputs`")
     title = node.get("title")
-    mode = node.get("mode", ALWAYS)
+    mode = ALWAYS if node.get("mode") is None else node["mode"]
+    if type(mode) is not int or not ALWAYS <= mode <= BYPASSED:
+        msg = f"{where}: `mode` is {mode!r}, expected {ALWAYS} (runs), {MUTED} (muted) or {BYPASSED} (bypassed)."
+        raise WorkflowError(msg)
     return DrawnNode(
         id=key,
         type=kind,
         title=title if isinstance(title, str) else "",
-        mode=mode if type(mode) is int else ALWAYS,
+        mode=mode,
         version=version,
         inputs=tuple(
             _input(entry, f"{where}: input number {number + 1}")

@@ -215,7 +215,8 @@ def parse_value(spec: ParamSpec, text: str) -> Value:
         words = {"true": True, "false": False}
         value = words.get(text.strip().casefold(), text)
     elif spec.wire in ("INT", "FLOAT"):
-        for number in (int, float):
+        # Python's own spellings of numbers ("1_0", " 4 ") are nobody's intent on a command line.
+        for number in (int, float) if not re.search(r"[\s_]", text) else ():
             try:
                 value = number(text)
                 break

@@ -82,6 +82,14 @@ TEXTS = [
         "w: node number 1 of `nodes` (id 1): `properties.jagg_version` is 1.5, expected an integer.",
     ),
     (
+        '{"nodes": [{"id": 1, "type": "X", "mode": "muted"}]}',
+        "w: node number 1 of `nodes` (id 1): `mode` is 'muted', expected 0 (runs), 2 (muted) or 4 (bypassed).",
+    ),
+    (
+        '{"nodes": [{"id": 1, "type": "X", "mode": 7}]}',
+        "w: node number 1 of `nodes` (id 1): `mode` is 7, expected 0 (runs), 2 (muted) or 4 (bypassed).",
+    ),
+    (
         '{"nodes": [{"id": 1, "type": "X", "widgets_values": 3}]}',
         "w: node number 1 of `nodes` (id 1): `widgets_values` is int, expected a list or an object.",
     ),
