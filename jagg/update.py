@@ -209,7 +209,7 @@ def advantages_of(
     if missing == len(totals) or missing > config.max_nan_fraction * len(totals):
         msg = (
             f"Optimizer: {missing} of {len(totals)} samples have no finite reward, expected at most "
-            f"{config.max_nan_fraction:.0%} (`max_nan_fraction`). Look at the notes of the reward cards for the reason."
+            f"{config.max_nan_fraction:.0%} (`max_nan_fraction`).{_reason(reward)}"
         )
         raise NonFiniteError(msg)
     group = rollout.prompts.group()
@@ -233,6 +233,15 @@ def advantages_of(
         nan_fraction=missing / len(totals),
         zero_fraction=zeros / len(totals),
     )
+
+
+def _reason(reward: Reward) -> str:
+    """Why the first sample without a reward has none, as its scorer noted it; a sentence with a space before it, or nothing."""
+    for component in reward.components:
+        for sample, note in enumerate(component.notes):
+            if note and component.weight != 0 and not component.values[sample].isfinite():
+                return f" The first one, by {component.name}: {note}."
+    return " The scorers gave no reason."
 
 
 def objective_of(rollout: Rollout, advantages: Advantages, *, config: GrpoConfig) -> Objective:

@@ -163,13 +163,17 @@ class Evaluate(Node[EvaluateParams]):
         shown_marks = None if marks is None else marks[::size][:count].detach().cpu()
         captions = samples.prompts.prompts[:count]
         now = sheets.grid(shown, captions, _floats(shown_marks))
-        now.save(ctx.artefact(f"samples/tick-{ctx.tick:06d}/{ctx.node}-evaluate.png"))
+        sheets.save_sheet(
+            now,
+            ctx.artefact(f"samples/tick-{ctx.tick:06d}/{ctx.node}-evaluate.png"),
+            ctx.metadata(),
+        )
         if self._before is None:
             self._before, self._before_marks = shown, shown_marks
             return
         before = sheets.grid(self._before, captions, _floats(self._before_marks))
         both = sheets.side_by_side(before, now, ("before", f"after tick {ctx.tick}"))
-        both.save(ctx.artefact("samples/before_after.png"))
+        sheets.save_sheet(both, ctx.artefact("samples/before_after.png"), ctx.metadata())
 
 
 def _floats(marks: Tensor | None) -> list[float] | None:

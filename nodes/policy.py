@@ -1,12 +1,18 @@
 """The DiT loader: the policy that the rest of the graph samples and trains."""
 
+import difflib
 import re
 from typing import Annotated, Any, Literal, NamedTuple
 
 from app.graph import Field, Node, Params, RunContext, params
 from jagg.errors import JaggError
 from jagg.policy import Policy
-from nodes.backends.families import load_family
+from nodes.backends.families import SHIPPED, load_family
+
+
+def _nearest(model: str) -> str:
+    close = difflib.get_close_matches(model, SHIPPED, n=1)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
 @params
@@ -55,6 +61,9 @@ class DiTLoaderParams(Params):
         Raises:
             ValueError: `train` is match without patterns, or a pattern is no regular expression.
         """
+        if self.model.startswith("embedded/") and self.model not in SHIPPED:
+            msg = f"`model` is {self.model!r}; shipped are {', '.join(SHIPPED)}.{_nearest(self.model)}"
+            raise ValueError(msg)
         if self.train == "match" and not self.patterns():
             msg = "`train` is match, but `train_patterns` is empty; name the parameters that learn, one regular expression per line."
             raise ValueError(msg)

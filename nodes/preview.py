@@ -46,4 +46,8 @@ class PreviewImages(Node[PreviewImagesParams]):
         for p, prompt in enumerate(rollout.prompts.prompts[: self.params.groups]):
             own = None if values is None else values[p * size : (p + 1) * size]
             sheet = sheets.group_sheet(rollout.images(p), own, prompt)
-            sheet.save(ctx.artefact(f"samples/tick-{ctx.tick:06d}/{ctx.node}-{p:03d}.png"))
+            sheets.save_sheet(
+                sheet,
+                ctx.artefact(f"samples/tick-{ctx.tick:06d}/{ctx.node}-{p:03d}.png"),
+                ctx.metadata(),
+            )

@@ -1,5 +1,6 @@
 """Scorers, and the cards that turn a scorer's verdict on a rollout into a reward."""
 
+import logging
 from dataclasses import replace
 from typing import Annotated, NamedTuple
 
@@ -11,6 +12,8 @@ from jagg.values import Reward, RewardComponent, Rollout, Scorer, ScoreRequest
 from nodes.backends import redness, shape_check, shape_margin
 from nodes.backends.scoring import score_each
 from nodes.backends.shape_margin import ShapeMargin
+
+_log = logging.getLogger(__name__)
 
 
 @params
@@ -158,6 +161,19 @@ class Score(Node[ScoreParams]):
             if any(r.notes for r in results)
             else (),
         )
+        blank = component.values.isnan()
+        if blank.any():
+            first = int(blank.nonzero()[0])
+            reason = component.notes[first] if component.notes else "the scorer gave no reason"
+            _log.warning(
+                "Score (%s) at tick %d: %d of %d samples not scored by %s; the first: %s.",
+                ctx.node,
+                ctx.tick,
+                int(blank.sum()),
+                len(blank),
+                scorer.name,
+                reason,
+            )
         ctx.metric(f"reward/{scorer.name}/mean", float(component.values.nanmean()))
         for name, part in component.parts.items():
             ctx.metric(f"reward/{scorer.name}/{name}", float(part.nanmean()))

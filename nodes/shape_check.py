@@ -104,13 +104,14 @@ class ShapeCheckTrainer(Node[ShapeCheckTrainerParams]):
             training=self._training,
         )
         for name, value in told.items():
-            ctx.metric(f"classifier/{name}", value)
+            judge, _, kind = name.partition("_")
+            ctx.metric(f"{kind}/{judge}", value)
         if ctx.tick == ctx.total_ticks:
             tested = accuracy(
                 self._classifiers, count=self.params.test_drawings, seed=self.params.seed
             )
             for name, value in tested.items():
-                ctx.metric(f"eval/{name}_accuracy", value)
+                ctx.metric(f"eval/{name}_accuracy/mean", value)
             facts = {
                 "seed": str(self.params.seed),
                 "steps": str(ctx.tick),

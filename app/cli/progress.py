@@ -13,8 +13,13 @@ from app.storage.events import EventLine
 _RECENT = 10
 """Ticks whose mean duration the remaining time is reckoned with."""
 
-_SHOWN = ("reward/mean",)
-"""Metrics shown on every line, besides every `eval/*/mean`."""
+
+def told(name: str) -> bool:
+    """Whether a metric is worth a place on the terminal: the reward, evaluations, and the losses of supervised training."""
+    evaluation = name.startswith("eval/") and name.endswith("/mean")
+    return (
+        name == "reward/mean" or evaluation or (name.startswith("loss/") and name != "loss/policy")
+    )
 
 
 class ProgressView:
@@ -48,7 +53,7 @@ class ProgressView:
                 self._update(f"{self._head(line.tick)}  {text}")
         elif line.type == "metric" and line.tick is not None:
             name, value = str(data["name"]), float(data["value"])
-            if name in _SHOWN or (name.startswith("eval/") and name.endswith("/mean")):
+            if told(name):
                 self._metrics[name] = self._fresh[name] = value
         elif line.type == "tick_finished":
             self._finish_tick(line)
@@ -79,11 +84,17 @@ class ProgressView:
         if tick > 0:
             self._seconds.append(seconds)
         shown = self._metrics if self._updating else self._fresh
-        parts = [self._head(tick), *(f"{name} {value:.4f}" for name, value in shown.items())]
+        # A narrow terminal cuts the end off: what is of this tick comes first, the last evaluation last.
+        words = {name: f"{name} {value:.4f}" for name, value in shown.items()}
+        parts = [
+            self._head(tick),
+            *(text for name, text in words.items() if not name.startswith("eval/")),
+        ]
         parts.append(f"{seconds:.2f} s/tick")
         if self._seconds and tick < self._total:
             mean = sum(self._seconds) / len(self._seconds)
             parts.append(f"ETA {duration(mean * (self._total - tick))}")
+        parts += [text for name, text in words.items() if name.startswith("eval/")]
         text = "  ".join(parts)
         if self._updating:
             self._update(text)

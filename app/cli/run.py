@@ -25,7 +25,7 @@ from app.cli.graphs import (
     with_settings,
 )
 from app.cli.output import EXIT_CANCELLED, EXIT_FAILED, EXIT_OK, answer, complain, tell
-from app.cli.progress import ProgressView
+from app.cli.progress import ProgressView, told
 from app.graph.compile import CompiledGraph, compile_graph
 from app.graph.errors import GraphError, WorkflowError, quoted, suggestion
 from app.graph.write import to_api, to_ui
@@ -346,12 +346,12 @@ def _execute(job: _Job, *, as_json: bool) -> int:
     from app.worker.settings import CancelToken
 
     view = ProgressView(sys.stderr or io.StringIO())  # stderr may be closed
-    pictures: dict[str, str] = {}
+    files: dict[tuple[str, str], str] = {}
 
     def see(line: EventLine) -> None:
         view.see(line)
-        if line.type == "artefact" and line.data["kind"] == "samples":
-            pictures[str(line.data["node"])] = str(line.data["path"])
+        if line.type == "artefact" and line.data["kind"] in ("samples", "export"):
+            files[str(line.data["kind"]), str(line.data["node"])] = str(line.data["path"])
 
     token = CancelToken()
     tell(f"Run directory: {job.run.path}")
@@ -371,7 +371,7 @@ def _execute(job: _Job, *, as_json: bool) -> int:
         return complain(str(error))
     view.end_line()
     series = fold_metrics(read_events(job.run.events_path, tell))
-    _tell_summary(result, series, pictures)
+    _tell_summary(result, series, files)
     if as_json:
         answer(json.dumps(_report(result, series), ensure_ascii=False))
     return _EXIT_OF_STATE.get(result.state, EXIT_FAILED)
@@ -406,7 +406,9 @@ def _cancelled_by_signals(token: "CancelToken") -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _tell_summary(result: "RunResult", series: list[Series], pictures: Mapping[str, str]) -> None:
+def _tell_summary(
+    result: "RunResult", series: list[Series], files: Mapping[tuple[str, str], str]
+) -> None:
     run = result.run.path
     if result.state == "failed":
         tell(result.error or "The run failed.")
@@ -419,15 +421,14 @@ def _tell_summary(result: "RunResult", series: list[Series], pictures: Mapping[s
     if result.checkpoint:
         tell(f"  checkpoint  {run / result.checkpoint}")
     tell(f"  metrics     {result.run.metrics_path}")
-    for path in dict.fromkeys(pictures.values()):
-        tell(f"  samples     {run / path}")
+    for kind, path in dict.fromkeys((kind, path) for (kind, _), path in files.items()):
+        tell(f"  {kind:10}  {run / path}")
     for title, entry in columns(series).items():
-        if entry.name == "reward/mean" or (
-            entry.name.startswith("eval/") and entry.name.endswith("/mean")
-        ):
-            tell(f"  {title}: {entry.first:.4f} -> {entry.last:.4f}")
+        if told(entry.name):
+            first = f"{entry.first:.4f} -> " if len(entry.points) > 1 else ""
+            tell(f"  {title}: {first}{entry.last:.4f}")
     if result.state != "finished":
-        tell(f"Go on with: run --resume --run-dir {run}")
+        tell(f"Go on with: python3 launch.py run --resume --run-dir {run}")
 
 
 def _report(result: "RunResult", series: list[Series]) -> dict[str, Any]:

@@ -36,6 +36,8 @@ class NodeFailure(Exception):  # noqa: N818 - it wraps the error, which says wha
         text = str(error).strip() or type(error).__name__
         if isinstance(error, KeyError | AttributeError | IndexError | AssertionError):
             text = f"{type(error).__name__}: {text}"
+        # Many messages begin with the card's title, which stands in front already.
+        text = text.removeprefix(f"{node.spec.title}: ")
         super().__init__(f"{node.title} ({node.id}){when}: {text}")
         self.node = node
         self.tick = tick

@@ -13,7 +13,8 @@ from nodes.backends.tiny_dit import TinyDiT
 
 _EMBEDDED = Path(__file__).parent / "weights"
 _FAMILIES = {TinyDiT.family: TinyDiT}
-_SHIPPED = ("embedded/noisy", "embedded/clean", "embedded/random")
+SHIPPED = ("embedded/noisy", "embedded/clean", "embedded/random")
+"""Names of the models that come with the studio."""
 
 
 def load_family(
@@ -30,13 +31,13 @@ def load_family(
     if model == "embedded/random":
         return TinyDiT.build(seed=seed).to(device)
     if model.startswith("embedded/"):
-        if model not in _SHIPPED:
-            msg = f"DiT Loader: `model` is {model!r}; shipped are {', '.join(_SHIPPED)}."
+        if model not in SHIPPED:
+            msg = f"DiT Loader: `model` is {model!r}; shipped are {', '.join(SHIPPED)}."
             raise JaggError(msg)
         return TinyDiT.load(_EMBEDDED / f"{model.removeprefix('embedded/')}.safetensors").to(device)
     path = resolve("models", model)
     if not path.is_file():
-        msg = f"DiT Loader: `model` is {model!r}, but there is no such file in the models folder. Shipped are {', '.join(_SHIPPED)}."
+        msg = f"DiT Loader: `model` is {model!r}, but there is no such file in the models folder. Shipped are {', '.join(SHIPPED)}."
         raise JaggError(msg)
     try:
         with safe_open(path, framework="pt") as file:

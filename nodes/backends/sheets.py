@@ -3,15 +3,18 @@
 Axes: N images; C, H, W channels, height and width.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 _MARGIN = 4
 _LINE = 14
-_CAPTION_LINES = 4
+_CAPTION_LINES = 5
 _INK = (32, 32, 36)
 _PAPER = (250, 250, 250)
 _RIGHT = (0, 128, 72)
@@ -89,6 +92,17 @@ def side_by_side(left: Image.Image, right: Image.Image, titles: tuple[str, str])
         _write(draw, (x + _MARGIN, _MARGIN), title, picture.width, _INK, size=13)
         sheet.paste(picture, (x, 2 * _LINE))
     return sheet
+
+
+def save_sheet(sheet: Image.Image, path: Path, metadata: Mapping[str, str]) -> None:
+    """Write a PNG that carries JSON texts (`prompt`, `workflow`), so that the picture brings its workflow back.
+
+    PNG text is Latin-1, so other letters are escaped as JSON does it.
+    """
+    chunks = PngInfo()
+    for name, text in metadata.items():
+        chunks.add_text(name, text if text.isascii() else json.dumps(json.loads(text)))
+    sheet.save(path, pnginfo=chunks)
 
 
 def _paper(width: int, height: int) -> Image.Image:

@@ -38,13 +38,13 @@ def test_patterns_choose_by_search_and_one_without_a_match_is_refused(context):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("embedded/clear", "shipped are embedded/noisy"),
+        ("embedded/nosy", r"shipped are embedded/noisy.*Did you mean embedded/noisy\?"),
         ("notes.safetensors", "is no safetensors file"),
     ],
 )
 def test_unknown_models_are_named(context, tmp_path, model, message):
     (tmp_path / "models" / "notes.safetensors").write_text("hello")
-    with pytest.raises(JaggError, match=message):
+    with pytest.raises(ValueError, match=message):
         _load(context, model=model)
 
 

@@ -1,5 +1,6 @@
 """Sampler, reward, optimizer, evaluation and saving cards on the embedded policy."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from app.storage.events import Metric, Progress
-from jagg.errors import JaggError, ShapeError, StaleRolloutError
+from jagg.errors import JaggError, NonFiniteError, ShapeError, StaleRolloutError
 from jagg.policy import Policy
 from jagg.values import Reward, RewardComponent, Scorer, ScoreResult
 from nodes.checkpoint import CheckpointSaver, CheckpointSaverParams
@@ -378,6 +379,39 @@ def test_previews_refuse_the_reward_of_another_rollout(context, policy, prompts,
     )
     with pytest.raises(StaleRolloutError):
         node.run(context("10"), rollout=later, reward=_reward(context, rollout))
+
+
+def test_pictures_carry_the_workflow_whatever_its_letters(
+    context, policy, prompts, rollout, tmp_path
+):
+    told = {"prompt": '{"1": {"title": "Kreis → rot"}}', "workflow": '{"nodes": []}'}
+    PreviewImages(PreviewImagesParams(groups=1)).run(
+        context("10", 4, metadata=told), rollout=rollout, reward=_reward(context, rollout)
+    )
+    node = Evaluate(EvaluateParams(images_per_prompt=1, steps=2))
+    node.open(context("9", 0))
+    for tick in (0, 4):
+        node.run(
+            context("9", tick, metadata=told), policy=policy, prompts=prompts, scorer=BRIGHTNESS
+        )
+    samples = tmp_path / "run" / "samples"
+    written = [*samples.glob("tick-*/*.png"), samples / "before_after.png"]
+    assert len(written) == 4
+    for path in written:
+        texts = Image.open(path).text
+        assert {name: json.loads(text) for name, text in texts.items()} == {
+            name: json.loads(text) for name, text in told.items()
+        }
+
+
+def test_the_error_of_unscored_samples_says_why_the_first_one_is(context, policy, rollout):
+    def blind(request):
+        blank = torch.full((len(request.prompts),), math.nan)
+        return ScoreResult(values=blank, raw=blank, notes=("the lens cap is on",) * len(blank))
+
+    reward = _reward(context, rollout, Scorer(name="blind", version=1, score=blind))
+    with pytest.raises(NonFiniteError, match=r"6 of 6 .* by blind: the lens cap is on"):
+        _optimizer(context).run(context("6"), policy=policy, rollout=rollout, reward=reward)
 
 
 def test_ode_samples_carry_no_log_probs(context, policy, prompts):

@@ -44,8 +44,15 @@ def test_a_line_for_each_tick_where_nothing_can_be_updated() -> None:
     text = show(io.StringIO(), *RUN)
     assert text.splitlines() == [
         "DiT Loader ...",
-        "tick 1/4  reward/mean 0.2500  eval/shape_check/mean 0.5000  30.00 s/tick  ETA 1:30",
+        "tick 1/4  reward/mean 0.2500  30.00 s/tick  ETA 1:30  eval/shape_check/mean 0.5000",
     ]
+
+
+def test_a_narrow_terminal_still_shows_reward_and_eta(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    text = show(Terminal(), *RUN)
+    assert "reward/mean 0.2500  30.00 s/tick  ETA 1:30" in text
+    assert "0.5000" not in text
 
 
 def test_one_updating_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +60,7 @@ def test_one_updating_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     text = show(Terminal(), *RUN)
     assert text.count("\n") == 2
     assert "\r\x1b[2Ktick 1/4  SDE Sampler 2/8" in text
-    assert text.endswith("ETA 1:30\n")
+    assert text.endswith("ETA 1:30  eval/shape_check/mean 0.5000\n")
 
 
 def test_a_long_line_is_cut_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
