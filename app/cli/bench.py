@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Final
 
-from app.cli.output import EXIT_OK, answer, complain
+from app.cli.output import EXIT_OK, answer, complain, tell
 
 BENCHMARKS: Final[Mapping[str, str]] = {
     "jagg": "app.cli.bench_jagg",
@@ -28,6 +28,11 @@ def command(arguments: Sequence[str]) -> int:
     name = arguments[0] if arguments else ""
     if name in NOT_THERE_YET:
         return complain(f"bench {name}: this benchmark is not there yet.")
+    if name in ("-h", "--help"):
+        tell(
+            f"usage: launch.py bench NAME [--json] [options]. Benchmarks are {', '.join(BENCHMARKS)}; bench NAME --help lists the options."
+        )
+        return EXIT_OK
     module = _find(name)
     if module is None:
         known = ", ".join(BENCHMARKS)

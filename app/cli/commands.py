@@ -1,12 +1,18 @@
 """The command line: what `launch.py` hands its arguments to."""
 
 import argparse
+import contextlib
+import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from app.cli import bench, check, run, testing
 from app.cli.output import EXIT_CANCELLED, EXIT_FAILED, StdoutError, complain, drop, tell
+from app.graph.errors import suggestion
 
 NOT_THERE_YET: Final = {
     "reward-server": "reward-server: serving rewards over the network is not there yet.",
@@ -24,8 +30,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = given[0] if given else ""
     if name in NOT_THERE_YET:
         return complain(NOT_THERE_YET[name])
+    if name == "help":
+        name, given = "--help", ["--help"]
     if not name or (name.startswith("-") and name not in ("-h", "--help")):
         return complain(_STUDIO)
+    parser, known = _parser()
+    if not name.startswith("-") and name not in known:
+        names = ", ".join(known)
+        return complain(
+            f"No command is called {name!r}. Commands are {names}.{suggestion(name, known)}"
+        )
     # These hand their arguments on, so that argparse must not look at them.
     handed_on: dict[str, Callable[[Sequence[str]], int]] = {
         "bench": bench.command,
@@ -34,8 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if name in handed_on:
             return handed_on[name](given[1:])
-        options = _parser().parse_args(given)
-        code: int = options.command(options)
+        with _interrupted_at_once():
+            options = parser.parse_args(given)
+            code: int = options.command(options)
     except SystemExit as stop:  # argparse has said on stderr what is wrong
         return stop.code if isinstance(stop.code, int) else 0
     except KeyboardInterrupt:
@@ -52,7 +67,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+@contextmanager
+def _interrupted_at_once() -> Iterator[None]:
+    """Let Ctrl-C end the process on the spot, until a run that has something to save handles it itself.
+
+    Most of a command's time goes into importing native libraries, out of which Python's own exception can come as
+    anything, a RecursionError among others.
+    """
+
+    def leave(_number: int, _frame: object) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, b"\nCancelled.\n")
+        os._exit(EXIT_CANCELLED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _parser() -> tuple[argparse.ArgumentParser, tuple[str, ...]]:
+    """The parser, and the names of all commands."""
     parser = argparse.ArgumentParser(
         prog="launch.py",
         description="JAGG Studio: reinforcement learning of diffusion transformers, drawn as a graph.",
@@ -67,4 +106,4 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name, sentence in NOT_THERE_YET.items():
         commands.add_parser(name, help=sentence.partition(": ")[2])
-    return parser
+    return parser, tuple(commands.choices)

@@ -342,7 +342,6 @@ def _settings(options: argparse.Namespace, lower: Mapping[str, Any]) -> "RunSett
 
 
 def _execute(job: _Job, *, as_json: bool) -> int:
-    from app.worker.local import run_graph
     from app.worker.settings import CancelToken
 
     view = ProgressView(sys.stderr or io.StringIO())  # stderr may be closed
@@ -357,6 +356,8 @@ def _execute(job: _Job, *, as_json: bool) -> int:
     tell(f"Run directory: {job.run.path}")
     try:
         with _cancelled_by_signals(token):
+            from app.worker.local import run_graph  # seconds of imports, in which Ctrl-C counts
+
             result = run_graph(
                 job.graph,
                 job.run,

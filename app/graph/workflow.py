@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from app.graph.carriers import carried_text
 from app.graph.convert import to_graph
 from app.graph.drawing import read_drawing
-from app.graph.errors import Problem, WorkflowError
+from app.graph.errors import Problem, WorkflowError, suggestion
 from app.graph.model import Graph, GraphNode, Link
 from app.graph.registry import Registry
 from app.graph.stored_values import migrate, unwrap
@@ -53,7 +53,8 @@ def read_workflow(path: Path, registry: Registry) -> Workflow:
                 raise WorkflowError(_too_large(name))
             carried = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
-        msg = f"There is no file {path}."
+        beside = [entry.name for entry in path.parent.glob("*") if entry.is_file()]
+        msg = f"There is no file {path}.{suggestion(path.name, beside)}"
         raise WorkflowError(msg) from error
     except UnicodeDecodeError as error:
         msg = f"{name} is no text in UTF-8 (byte {error.start}), expected workflow JSON."

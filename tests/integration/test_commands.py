@@ -1,8 +1,10 @@
 """The command line: exit codes, streams, and what is written when input is bad."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +168,36 @@ def test_convert_and_nodes_print_json_alone(cli: CommandLine) -> None:
     assert nodes.returncode == 0
     catalogue = json.loads(nodes.stdout)
     assert catalogue["ToyTrainer"]["jagg"]["changes"] == ["policy"]
+
+
+def test_unknown_commands_and_files_name_the_nearest(cli: CommandLine) -> None:
+    wrong = cli("valdate", "x.json")
+    assert wrong.returncode == 2
+    assert "No command is called 'valdate'." in wrong.stderr
+    assert "Did you mean `validate`?" in wrong.stderr
+    cli.write("quickstart.json", "{}")
+    missing = cli("run", "quickstrat.json")
+    assert missing.returncode == 2
+    assert "There is no file quickstrat.json. Did you mean `quickstart.json`?" in missing.stderr
+    assert cli("bench", "--help").returncode == 0
+    assert cli("help").returncode == 0
+
+
+@pytest.mark.parametrize("delay", [0.3, 0.8, 1.5])
+def test_ctrl_c_while_libraries_are_imported_leaves_no_traceback(
+    cli: CommandLine, delay: float
+) -> None:
+    workflow = cli.write("toy.json", training())
+    victim = cli.start("run", workflow, "--run-dir", "cut", "--threads", "1")
+    assert victim.stderr is not None
+    victim.stderr.readline()
+    time.sleep(delay)
+    victim.send_signal(signal.SIGINT)
+    _, err = victim.communicate(timeout=120)
+    # On a fast machine the toy run may be over before the signal comes.
+    assert victim.returncode in (0, 130), err
+    assert "Traceback" not in err
+    assert victim.returncode == 0 or "Cancel" in err
 
 
 @pytest.mark.parametrize(
