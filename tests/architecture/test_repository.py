@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(240)  # fresh interpreters that import torch, o
 
 MACHINE = re.compile(
     r"(?<![\w.])/(?:work|root)/"  # somebody's folders
-    r"|pypi\.org|pythonhosted\.org|npmjs\.|deb\.debian"  # hosts of package registries
+    r"|pypi\.org|pytorch\.org|pythonhosted\.org|npmjs\.|deb\.debian"  # hosts of package registries
 )
 
 
