@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from app.graph.drawing import BYPASSED, MUTED, Drawing, DrawnNode
+from app.graph.drawing import BYPASSED, INPUT_NODE, MUTED, Drawing, DrawnNode
 from app.graph.errors import Problem
 from app.graph.model import Graph, GraphNode, Link
 from app.graph.registry import Registry
 from app.graph.stored_values import migrate, read_values, unwrap
+from app.graph.subgraphs import Scope, open_instances
 
 REROUTE: Final = "Reroute"
 PRIMITIVE: Final = "PrimitiveNode"
@@ -29,41 +30,41 @@ class _Constant:
 
 
 def to_graph(drawing: Drawing, registry: Registry) -> Converted:
-    """The graph of a drawing: reroutes, primitives, muted, bypassed and note cards are resolved away.
+    """The graph of a drawing: subgraphs are opened; reroutes, primitives, muted, bypassed and note cards vanish.
 
-    Cards of types that are not installed stay, with the values that are stored by name. An instance of a subgraph
-    becomes a problem of the graph that names it.
+    Cards of types that are not installed stay, with the values that are stored by name. Cards inside a subgraph have
+    their path as id, such as `194:45`. An instance whose subgraph is missing or contains itself is a problem of the
+    graph that names it.
 
     Raises:
-        WorkflowError: a card of an older version cannot be brought to the current one.
+        WorkflowError: a card of an older version cannot be brought to the current one, or subgraphs are absurdly deep.
     """
-    warnings: list[Problem] = []
-    problems: list[Problem] = []
+    opened = open_instances(drawing, registry)
+    warnings = list(opened.warnings)
+    problems = list(opened.problems)
     nodes: dict[str, GraphNode] = {}
-    for node in drawing.nodes.values():
-        if not _runs(node):
+    for scope, key, node in opened.canvas.walk():
+        if not _runs(node, drawing):
             continue
-        if node.type in drawing.subgraphs:
-            problems.append(_no_subgraphs(node, drawing.subgraphs[node.type]))
         spec = registry.find(node.type)
         stored = read_values(node, spec)
         warnings.extend(stored.warnings)
-        inputs: dict[str, Any] = dict(stored.values)
+        inputs: dict[str, Any] = {**stored.values, **scope.own_values(key)}
         for entry in node.inputs:
             if entry.link is None:
                 continue
-            if entry.link not in drawing.starts:
+            if entry.link not in scope.cards.starts:
                 text = f"{node.label}: `{entry.name}` has link {entry.link}, which does not exist; it is left open."
                 warnings.append(_problem("dangling_link", node, entry.name, text))
                 continue
-            found = _follow(drawing, entry.link, entry.type)
+            found = _follow(drawing, scope, entry.link, entry.type)
             if isinstance(found, Problem):
                 problems.append(found)
             elif isinstance(found, _Constant):
                 inputs[entry.widget or entry.name] = found.value
             elif found is not None:
                 inputs[entry.widget or entry.name] = found
-            elif (reason := _why_open(drawing, entry.link)) is not None:
+            elif (reason := _why_open(scope, entry.link)) is not None:
                 text = f"{node.label}: `{entry.name}` is linked to {reason}; it is left open."
                 warnings.append(_problem("dangling_link", node, entry.name, text))
         inputs, version = migrate(inputs, node.version, spec, node.label)
@@ -73,42 +74,76 @@ def to_graph(drawing: Drawing, registry: Registry) -> Converted:
     return Converted(Graph(nodes=nodes, problems=tuple(dict.fromkeys(problems))), tuple(warnings))
 
 
-def _runs(node: DrawnNode) -> bool:
-    virtual = node.type in (REROUTE, PRIMITIVE, *NOTES)
+def _runs(node: DrawnNode, drawing: Drawing) -> bool:
+    virtual = node.type in (REROUTE, PRIMITIVE, *NOTES) or node.type in drawing.subgraphs
     return not virtual and node.mode not in (MUTED, BYPASSED)
 
 
-def _follow(drawing: Drawing, link: str | None, wanted: str) -> Link | _Constant | Problem | None:
-    """What a link brings to an input of type `wanted`, through cards that do not run; None for nothing."""
-    seen: set[tuple[str, int]] = set()
-    while link is not None and link in drawing.starts:
-        key, slot = drawing.starts[link]
-        node = drawing.nodes.get(key)
+def _follow(
+    drawing: Drawing, scope: Scope, link: str | None, wanted: str
+) -> Link | _Constant | Problem | None:
+    """What a link brings to an input of type `wanted`, through cards that do not run; None for nothing.
+
+    Where it comes in from outside a subgraph and brings nothing, the widget of the outermost instance counts that
+    holds a value.
+    """
+    seen: set[tuple[str, str, int]] = set()
+    instead: _Constant | None = None
+    while link is not None and link in scope.cards.starts:
+        key, slot = scope.cards.starts[link]
+        if scope.parent is not None and scope.definition is not None and key == INPUT_NODE:
+            names = scope.definition.inputs
+            if 0 <= slot < len(names) and names[slot] in scope.values:
+                instead = _Constant(scope.values[names[slot]])
+            outer = scope.outer(slot)
+            link, scope = (outer.link if outer else None), scope.parent
+            continue
+        node = scope.nodes.get(key)
         if node is None or node.mode == MUTED or node.type in NOTES:
-            return None
-        if (key, slot) in seen:
+            return instead
+        if (scope.path, key, slot) in seen:
             text = f"{node.label}: its links lead back to itself; remove one of them."
             return _problem("dependency_cycle", node, None, text)
-        seen.add((key, slot))
-        if _runs(node):
-            return Link(key, slot)
+        seen.add((scope.path, key, slot))
+        if _runs(node, drawing):
+            return Link(node.id, slot)
+        if key in scope.children:
+            scope = scope.children[key]
+            link = scope.cards.results.get(slot)
+            continue
         if node.mode != BYPASSED and node.type == PRIMITIVE:
-            return _primitive_value(node)
+            return _primitive_value(node, scope.own_values(key)) or instead
+        if node.mode != BYPASSED and node.type != REROUTE:
+            return instead  # an instance that could not be opened
         place = 0 if node.type == REROUTE else _way_through(node, slot, wanted)
         link = node.inputs[place].link if place is not None and place < len(node.inputs) else None
-    return None
+    return instead
 
 
-def _why_open(drawing: Drawing, link: str) -> str | None:
+def _why_open(scope: Scope, link: str | None) -> str | None:
     """The card that a link without effect starts at, and what is the matter with it; None if nothing needs saying."""
-    key, _ = drawing.starts[link]
-    node = drawing.nodes.get(key)
-    if node is None:
-        return f"node {key}, which is not in the file"
-    if node.mode == MUTED:
-        return f"{node.label}, which is muted"
-    if node.mode == BYPASSED:
-        return f"{node.label}, which is bypassed and has nothing of that type to hand on"
+    while link is not None:
+        if link not in scope.cards.starts:
+            return f"link {link}, which does not exist"
+        key, slot = scope.cards.starts[link]
+        if scope.parent is not None and key == INPUT_NODE:
+            outer = scope.outer(slot)
+            link, scope = (outer.link if outer else None), scope.parent
+            continue
+        node = scope.nodes.get(key)
+        if node is None:
+            inside = f" inside {scope.instance.label}" if scope.instance else ""
+            return f"node {key}, which is not in the file{inside}"
+        if node.mode == MUTED:
+            return f"{node.label}, which is muted"
+        if node.mode == BYPASSED:
+            return f"{node.label}, which is bypassed and has nothing of that type to hand on"
+        if key not in scope.children:
+            return None
+        scope = scope.children[key]
+        link = scope.cards.results.get(slot)
+        if link is None:
+            return f"output {slot} of {node.label}, which is linked to nothing inside"
     return None
 
 
@@ -137,20 +172,11 @@ def _compatible(one: str, other: str) -> bool:
     return bool(left & right)
 
 
-def _primitive_value(node: DrawnNode) -> _Constant | None:
-    values = node.values or node.named
+def _primitive_value(node: DrawnNode, shown: Mapping[str, Any]) -> _Constant | None:
+    values = list(shown.values()) or node.values or node.named
     if isinstance(values, Mapping):
         values = list(values.values())
     return _Constant(unwrap(values[0])) if values else None
-
-
-def _no_subgraphs(node: DrawnNode, name: str) -> Problem:
-    title = node.title or name
-    text = (
-        f"{title} ({node.id}): it is an instance of the subgraph `{name}`, and subgraphs are not supported yet; "
-        "unpack it in the editor that made it."
-    )
-    return Problem(code="missing_node_type", node=node.id, title=title, field=None, message=text)
 
 
 def _problem(code: str, node: DrawnNode, field: str | None, text: str) -> Problem:

@@ -1,6 +1,6 @@
 """A drawn workflow, UI format 0.4 or version 1, brought into one shape; nothing of it is interpreted here."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,6 +9,13 @@ from app.graph.errors import WorkflowError
 ALWAYS: Final = 0
 MUTED: Final = 2
 BYPASSED: Final = 4
+
+# Links inside a subgraph that come in start at the one, and those that go out end at the other.
+INPUT_NODE: Final = "-10"
+OUTPUT_NODE: Final = "-20"
+
+Proxy = tuple[str, str, str | None]
+"""A widget of a card inside a subgraph: card, widget, and the card further inside that is meant."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +43,8 @@ class DrawnNode:
     """`widgets_values`: by position, or by name in some files."""
     named: Mapping[str, Any] | None
     """`widgets_values_named`."""
+    proxies: tuple[Proxy, ...] = ()
+    """`properties.proxyWidgets`: how older files list the widgets that an instance of a subgraph shows."""
 
     @property
     def label(self) -> str:
@@ -44,16 +53,80 @@ class DrawnNode:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawing:
-    """The cards by id, the start of every link by link id, and the names of the subgraphs by id."""
+class Cards:
+    """Cards by id, and the start of every link by link id."""
 
     nodes: Mapping[str, DrawnNode]
     starts: Mapping[str, tuple[str, int]]
-    subgraphs: Mapping[str, str]
+    results: Mapping[int, str]
+    """The link that brings the value of an output, by slot; empty outside of subgraphs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Definition:
+    """A subgraph: what is inside, and the names of its inputs by slot."""
+
+    name: str
+    cards: Cards
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawing:
+    """The cards of the canvas, and the subgraphs by id: the type of a card that is an instance of one."""
+
+    cards: Cards
+    subgraphs: Mapping[str, Definition]
 
 
 def read_drawing(document: Mapping[str, Any], name: str) -> Drawing:
-    """The cards and links of a UI workflow.
+    """The cards, links and subgraphs of a UI workflow.
+
+    Raises:
+        WorkflowError: a part of it has not the shape that it must have; `name` says where.
+    """
+    raws: dict[str, dict[str, Any]] = {}
+    subgraphs = {}
+    for where, key, raw in definitions_of(document, name):
+        if key in raws:
+            if raws[key] != raw:
+                msg = f"{where}: another subgraph has the id {key} too."
+                raise WorkflowError(msg)
+            continue
+        raws[key] = raw
+        inputs = _list(raw.get("inputs") or [], f"{where}: `inputs`")
+        subgraphs[key] = Definition(
+            name=str(raw.get("name") or "without a name"),
+            cards=read_cards(raw, where),
+            inputs=tuple(
+                _port_name(entry, f"{where}: input number {number + 1}")
+                for number, entry in enumerate(inputs)
+            ),
+        )
+    return Drawing(cards=read_cards(document, name), subgraphs=subgraphs)
+
+
+def definitions_of(
+    document: Mapping[str, Any], name: str
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Every subgraph of a UI workflow as it is written, those inside of others too: where it is, its id and itself.
+
+    Raises:
+        WorkflowError: one of them has not the shape that it must have.
+    """
+    holder = _mapping(document.get("definitions") or {}, f"{name}: `definitions`")
+    entries = _list(holder.get("subgraphs") or [], f"{name}: `definitions.subgraphs`")
+    for number, entry in enumerate(entries):
+        where = f"{name}: subgraph number {number + 1}"
+        raw = _mapping(entry, where)
+        key = _id(raw.get("id"), f"{where}: `id`")
+        where = f"{name}: subgraph `{raw.get('name') or key}`"
+        yield where, key, raw
+        yield from definitions_of(raw, where)
+
+
+def read_cards(document: Mapping[str, Any], name: str) -> Cards:
+    """The cards and links of a UI workflow, or of one of its subgraphs.
 
     Raises:
         WorkflowError: a part of it has not the shape that it must have; `name` says where.
@@ -66,12 +139,24 @@ def read_drawing(document: Mapping[str, Any], name: str) -> Drawing:
             raise WorkflowError(msg)
         nodes[node.id] = node
     starts = {}
+    results = {}
     for number, raw in enumerate(_list(document.get("links") or [], f"{name}: `links`")):
         if raw is None:
             continue  # old files have holes
-        key, start = _link(raw, f"{name}: link number {number + 1} of `links`")
+        where = f"{name}: link number {number + 1} of `links`"
+        key, start = _link(raw, where)
         starts[key] = start
-    return Drawing(nodes=nodes, starts=starts, subgraphs=_subgraphs(document))
+        target, place = (
+            raw[3:5]
+            if isinstance(raw, list)
+            else (
+                raw.get("target_id"),
+                raw.get("target_slot"),
+            )
+        )
+        if str(target) == OUTPUT_NODE:
+            results[_slot(place, where, "ends")] = key
+    return Cards(nodes=nodes, starts=starts, results=results)
 
 
 def _node(raw: Any, where: str) -> DrawnNode:
@@ -114,6 +199,7 @@ def _node(raw: Any, where: str) -> DrawnNode:
         ),
         values=values,
         named=None if named is None else _mapping(named, f"{where}: `widgets_values_named`"),
+        proxies=_proxies(properties.get("proxyWidgets")),
     )
 
 
@@ -149,11 +235,11 @@ def _link(raw: Any, where: str) -> tuple[str, tuple[str, int]]:
     )
 
 
-def _slot(value: Any, where: str) -> int:
+def _slot(value: Any, where: str, verb: str = "starts") -> int:
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
     if type(value) is not int:
-        msg = f"{where}: the slot that it starts at is {value!r}, expected an integer."
+        msg = f"{where}: the slot that it {verb} at is {value!r}, expected an integer."
         raise WorkflowError(msg)
     return value
 
@@ -164,14 +250,22 @@ def _type(value: Any) -> str:
     return value if isinstance(value, str) else "*"  # 0 stands for "any"
 
 
-def _subgraphs(document: Mapping[str, Any]) -> dict[str, str]:
-    definitions = document.get("definitions")
-    entries = definitions.get("subgraphs") if isinstance(definitions, dict) else None
-    found = {}
-    for entry in entries if isinstance(entries, list) else []:
-        if isinstance(entry, dict) and isinstance(entry.get("id"), str):
-            found[entry["id"]] = str(entry.get("name") or "without a name")
-    return found
+def _port_name(raw: Any, where: str) -> str:
+    name = _mapping(raw, where).get("name")
+    if not isinstance(name, str):
+        msg = f"{where}: `name` is {name!r}, expected a text."
+        raise WorkflowError(msg)
+    return name
+
+
+def _proxies(raw: Any) -> tuple[Proxy, ...]:
+    entries = raw if isinstance(raw, list) else []
+    if not all(isinstance(entry, list) and len(entry) >= 2 for entry in entries):
+        return ()  # a property of that name which means something else
+    return tuple(
+        (str(entry[0]), str(entry[1]), str(entry[2]) if len(entry) > 2 else None)
+        for entry in entries
+    )
 
 
 def _id(value: Any, where: str) -> str:

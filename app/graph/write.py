@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 
-from app.graph.drawing import DrawnNode, read_drawing
+from app.graph.drawing import DrawnNode, definitions_of, read_cards
 from app.graph.links import cycles, topological_order
 from app.graph.model import Graph, GraphNode, Link
 from app.graph.node import NodeSpec
@@ -93,8 +93,8 @@ def to_ui(
 def save_ui(workflow: Workflow, registry: Registry) -> dict[str, Any]:
     """The workflow as UI JSON 0.4, with values by name and node versions brought up to date.
 
-    A drawing keeps everything else as it was read: cards of types that are not installed, positions, groups, colours,
-    and whatever other programs put into it. API JSON gets a layout.
+    A drawing keeps everything else as it was read: cards of types that are not installed, subgraphs, positions, groups,
+    colours, and whatever other programs put into it. API JSON gets a layout.
 
     Raises:
         WorkflowError: a card of an older version cannot be brought to the current one.
@@ -102,12 +102,15 @@ def save_ui(workflow: Workflow, registry: Registry) -> dict[str, Any]:
     if workflow.kind == "api":
         return to_ui(workflow.graph, registry, workflow.settings)
     document = copy.deepcopy(dict(workflow.document))
-    drawing = read_drawing(document, "workflow")
-    for raw in document["nodes"]:
-        node = drawing.nodes[str(raw["id"])]
-        spec = registry.find(node.type)
-        if spec is not None and (node.version is None or node.version <= spec.version):
-            _refresh(raw, node, spec)
+    parts = [("workflow", document)]
+    parts += [(where, raw) for where, _, raw in definitions_of(document, "workflow")]
+    for where, part in parts:
+        cards = read_cards(part, where)
+        for raw in part["nodes"]:
+            node = cards.nodes[str(raw["id"])]
+            spec = registry.find(node.type)
+            if spec is not None and (node.version is None or node.version <= spec.version):
+                _refresh(raw, node, spec)
     if document.get("version") == 1:
         _from_version_1(document)
     document["version"] = UI_VERSION
@@ -131,7 +134,13 @@ def _refresh(raw: dict[str, Any], node: DrawnNode, spec: NodeSpec) -> None:
         entry["name"] = name
     known = {param.name for param in spec.params}
     kept = {name: value for name, value in moved.items() if not isinstance(value, Link)}
-    kept |= {name: value for name, value in values.items() if name in known and name not in kept}
+    # What a linked widget holds under its link must move to its new name as well.
+    beneath, _ = migrate({**ports, **values}, node.version, spec, node.label)
+    kept |= {
+        name: value
+        for name, value in beneath.items()
+        if name in known and name not in kept and not isinstance(value, Link)
+    }
     named = {param.name: kept.get(param.name, param.default) for param in spec.params}
     raw["widgets_values"] = positional(spec, named)
     raw["widgets_values_named"] = named | {

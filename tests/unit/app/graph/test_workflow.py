@@ -266,19 +266,6 @@ def test_a_migration_that_fails_is_said(registry, monkeypatch):
         workflow_of(ui([node]), registry)
 
 
-def test_subgraphs_are_named(registry):
-    document = ui(
-        [{"id": 4, "type": "aaaa-bbbb", "inputs": [], "outputs": []}],
-        definitions={"subgraphs": [{"id": "aaaa-bbbb", "name": "My Sampler"}, 3]},
-    )
-    found = problems_of(workflow_of(document, registry).graph, registry)
-    assert found[0].message == (
-        "My Sampler (4): it is an instance of the subgraph `My Sampler`, and subgraphs are not supported yet; "
-        "unpack it in the editor that made it."
-    )
-    assert [problem.code for problem in found] == ["missing_node_type", "prompt_no_outputs"]
-
-
 def test_odd_but_valid_drawings_are_read(registry):
     document = {
         "nodes": [
