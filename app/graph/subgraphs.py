@@ -271,6 +271,7 @@ class _Opener:
         if level > DEEPEST_LEVEL:
             return frozenset()
         cards = self.subgraphs[kind].cards
+        slots = range(len(self.subgraphs[kind].inputs))
         found = set()
         for node in cards.nodes.values():
             spec = self.registry.find(node.type)
@@ -279,7 +280,7 @@ class _Opener:
             names = {nested.inputs[slot] for slot in inside} if nested else set()
             for entry in node.inputs:
                 start = cards.starts.get(entry.link) if entry.link is not None else None
-                if start is None or start[0] != INPUT_NODE:
+                if start is None or start[0] != INPUT_NODE or start[1] not in slots:
                     continue
                 param = spec is not None and spec.param(entry.name) is not None
                 if entry.widget is not None or param or entry.name in names:

@@ -443,6 +443,15 @@ def test_an_open_input_is_a_problem_of_the_card_inside(wrapped, registry):
     assert problem.node == "20:3"
 
 
+def test_links_from_inputs_that_do_not_exist_bring_nothing(wrapped, registry):
+    definition(wrapped, ROLLOUTS)["inputs"] = definition(wrapped, ROLLOUTS)["inputs"][:1]
+    wrap(wrapped, {20, 5}, 30, TRAINER, "Trainer")
+    nodes = workflow_of(wrapped, registry).graph.nodes
+    assert nodes["30:20:3"].inputs["policy"] == Link("2", 0)
+    assert nodes["30:20:3"].inputs["steps"] == 8
+    assert "prompts" not in nodes["30:20:3"].inputs
+
+
 def test_a_subgraph_that_contains_itself_is_named(drawn, registry):
     wrap(drawn, {3, 4}, 20, ROLLOUTS, "Rollouts")
     wrap(drawn, {20, 5}, 30, TRAINER, "Trainer")
