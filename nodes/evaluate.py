@@ -165,7 +165,7 @@ class Evaluate(Node[EvaluateParams]):
         now = sheets.grid(shown, captions, _floats(shown_marks))
         sheets.save_sheet(
             now,
-            ctx.artefact(f"samples/tick-{ctx.tick:06d}/{ctx.node}-evaluate.png"),
+            ctx.artefact(f"samples/tick-{ctx.tick:06d}/{sheets.file_name(ctx.node)}-evaluate.png"),
             ctx.metadata(),
         )
         if self._before is None:

@@ -48,6 +48,8 @@ class PreviewImages(Node[PreviewImagesParams]):
             sheet = sheets.group_sheet(rollout.images(p), own, prompt)
             sheets.save_sheet(
                 sheet,
-                ctx.artefact(f"samples/tick-{ctx.tick:06d}/{ctx.node}-{p:03d}.png"),
+                ctx.artefact(
+                    f"samples/tick-{ctx.tick:06d}/{sheets.file_name(ctx.node)}-{p:03d}.png"
+                ),
                 ctx.metadata(),
             )

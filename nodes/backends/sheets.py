@@ -4,6 +4,7 @@ Axes: N images; C, H, W channels, height and width.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -92,6 +93,11 @@ def side_by_side(left: Image.Image, right: Image.Image, titles: tuple[str, str])
         _write(draw, (x + _MARGIN, _MARGIN), title, picture.width, _INK, size=13)
         sheet.paste(picture, (x, 2 * _LINE))
     return sheet
+
+
+def file_name(node: str) -> str:
+    """A node id as part of a file name: cards inside subgraphs have ids such as 194:45, which Windows does not take."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", node)
 
 
 def save_sheet(sheet: Image.Image, path: Path, metadata: Mapping[str, str]) -> None:

@@ -372,6 +372,8 @@ def test_previews_refuse_the_reward_of_another_rollout(context, policy, prompts,
     node = PreviewImages(PreviewImagesParams(groups=1))
     node.run(context("10", 4), rollout=rollout, reward=_reward(context, rollout))
     assert [p.name for p in (tmp_path / "run/samples/tick-000004").iterdir()] == ["10-000.png"]
+    node.run(context("194:45", 5), rollout=rollout)
+    assert [p.name for p in (tmp_path / "run/samples/tick-000005").iterdir()] == ["194_45-000.png"]
     later = (
         SDESampler(SDESamplerParams(steps=3, noise_stop=2))
         .run(context("3", 2), policy=policy, prompts=prompts)
