@@ -312,6 +312,19 @@ class GRPOJAGGOptimizer(Node[GRPOJAGGOptimizerParams]):
             ctx.metric(name, value)
         return self.Outputs(policy=policy, stats=stats)
 
+    def refuse_live(self, params: GRPOJAGGOptimizerParams) -> str | None:
+        """A KL term needs the weights from before training, which are kept only where it had a weight from the start."""
+        if self._optimizer is not None:
+            kept = self._policy.reference is not None
+        else:
+            kept = self._restored is None or self.params.kl_weight > 0
+        if params.kl_weight > 0 and not kept:
+            return (
+                "`kl_weight` cannot rise from 0, because training began without it and the weights that the KL term "
+                "refers to were not kept; start a new run with a weight above 0."
+            )
+        return None
+
     def _prepare(self, policy: Policy) -> None:
         """Make optimizer and average for the policy once, and put a checkpoint's state into them."""
         if self._optimizer is not None:

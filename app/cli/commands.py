@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from app.cli import bench, check, run, testing
+from app.cli import bench, check, run, send, testing
 from app.cli.output import EXIT_CANCELLED, EXIT_FAILED, StdoutError, complain, drop, tell
 from app.graph.errors import suggestion
 
@@ -21,7 +21,7 @@ NOT_THERE_YET: Final = {
 }
 """Promised commands that are not written yet, and what to say of them."""
 
-_STUDIO: Final = "The studio page is not there yet. Commands: run FILE, validate FILE..., nodes --json, convert FILE, bench NAME, test."
+_STUDIO: Final = "The studio page is not there yet. Commands: run FILE, send RUN COMMAND, validate FILE..., nodes --json, convert FILE, bench NAME, test."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,6 +99,7 @@ def _parser() -> tuple[argparse.ArgumentParser, tuple[str, ...]]:
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     run.add_command(commands)
+    send.add_command(commands)
     check.add_commands(commands)
     commands.add_parser("bench", help="run a benchmark: bench NAME --json", add_help=False)
     commands.add_parser(

@@ -61,8 +61,11 @@ class ProgressView:
             self.say(str(data["message"]))
         elif line.type == "checkpoint_saved" and self._updating:
             self._update(f"{self._head(line.tick)}  checkpoint saved")
-        elif line.type == "state_changed" and data["state"] == "saving":
-            self.say("saving ...")
+        elif line.type == "state_changed":
+            words = {"saving": "saving ...", "paused": "paused", "running": "going on"}
+            self.say(words.get(str(data["state"]), str(data["state"])))
+        elif line.type == "command_done":
+            self.say(f"{data['command']}: {data['message']}")
         elif line.type == "resumed":
             self.say(f"going on after tick {data['tick']}")
 

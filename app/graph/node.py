@@ -53,6 +53,13 @@ class Node(Generic[P]):
     def close(self) -> None:
         """Called once at the end of the run, also after an error."""
 
+    def refuse_live(self, params: P) -> str | None:  # noqa: ARG002 - subclasses look at it
+        """Why the run cannot go on with these params, in which a live widget was changed; None where it can.
+
+        Called between ticks; if it can, `params` become the node's.
+        """
+        return None
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold of this node: nested dicts and lists of tensors and JSON values.
 

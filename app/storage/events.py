@@ -152,6 +152,31 @@ class Finished:
     tick: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommandDone:
+    """The answer to a line of `commands.jsonl`; `id` is that line's.
+
+    `outcome` is `done`, `refused` (nothing was changed; the message says why) or `failed`.
+    """
+
+    id: str
+    command: str
+    outcome: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParamSet:
+    """A widget of a card was changed while the run goes on; `tick` is the first one with the new value."""
+
+    node: str
+    title: str
+    param: str
+    old: int | float | str | bool
+    new: int | float | str | bool
+    tick: int
+
+
 Event = (
     RunStarted
     | StateChanged
@@ -167,6 +192,8 @@ Event = (
     | Cancelled
     | Failed
     | Finished
+    | CommandDone
+    | ParamSet
 )
 
 

@@ -6,6 +6,7 @@
 | `prompt.json` | the same graph as API JSON, with overrides applied: what runs |
 | `run.json` | `RunRecord`, replaced atomically |
 | `events.jsonl` | see `events.py` |
+| `commands.jsonl` | see `commands.py`; not there before the first command |
 | `metrics.csv` | see `metrics.py`; written at the end of a run |
 | `run.lock` | held by the process that runs it |
 | `log.txt` | log lines and tracebacks |
@@ -34,6 +35,12 @@ RunState = Literal[
     "queued", "running", "paused", "saving", "finished", "failed", "cancelled", "interrupted"
 ]
 
+HELD_STATES = ("running", "paused", "saving")
+"""States in which a process holds the run."""
+
+_START_TOLERANCE = 2.0
+"""Seconds by which two readings of a process's start may differ when the system's clock is corrected."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
@@ -59,7 +66,9 @@ class RunRecord:
     prompt_digest: str = ""
     """SHA-256 of what `prompt.json` says, so that a resume sees when it was edited; empty in older runs."""
     process: int | None = None
-    """Process id of the worker that holds, or last held, the run."""
+    """Process id of the worker that holds the run; None when it ended properly."""
+    process_started: float | None = None
+    """When that process was started: another one may have its id by now."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Resolved settings: device, threads, checkpoint_every and so on."""
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -77,6 +86,8 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "tags": (list,),
     "settings": (dict,),
     "timings": (dict,),
+    "process": (int, type(None)),
+    "process_started": (float, int, type(None)),
 }
 
 
@@ -106,6 +117,11 @@ class RunDirectory:
     def events_path(self) -> Path:
         """`events.jsonl`."""
         return self.path / "events.jsonl"
+
+    @property
+    def commands_path(self) -> Path:
+        """`commands.jsonl`."""
+        return self.path / "commands.jsonl"
 
     @property
     def metrics_path(self) -> Path:
@@ -266,13 +282,36 @@ def create_run(
     return run
 
 
+def process_start(process: int) -> float | None:
+    """When the process was started, in seconds since 1970; None if there is no such process."""
+    import psutil  # type: ignore[import-untyped]
+
+    try:
+        found = psutil.Process(process)
+        return None if found.status() == psutil.STATUS_ZOMBIE else float(found.create_time())
+    except (psutil.Error, ValueError, OverflowError):
+        return None
+
+
+def observed(record: RunRecord) -> RunRecord:
+    """The record with the state `interrupted` where it says that a process works on the run and that one is gone."""
+    if record.state not in HELD_STATES or record.process is None:
+        return record
+    started = process_start(record.process)
+    gone = started is None or (
+        record.process_started is not None
+        and abs(started - record.process_started) > _START_TOLERANCE
+    )
+    return replace(record, state="interrupted") if gone else record
+
+
 def list_runs(root: Path) -> Iterator[tuple[RunDirectory, RunRecord]]:
-    """The runs below a runs directory, newest first; what is no run directory is left out."""
+    """The runs below a runs directory as `observed`, newest first; what is no run directory is left out."""
     found = []
     for path in root.iterdir() if root.is_dir() else ():
         if (path / "run.json").is_file():
             try:
-                found.append((RunDirectory(path), RunDirectory(path).read_record()))
+                found.append((RunDirectory(path), observed(RunDirectory(path).read_record())))
             except StorageError:
                 continue
     yield from sorted(found, key=lambda item: item[1].created, reverse=True)

@@ -4,6 +4,7 @@ import importlib.metadata
 import logging
 import os
 import platform
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ import torch
 
 from app.graph.compile import CompiledGraph, CompiledNode
 from app.graph.errors import Cancelled
+from app.storage.commands import Command
 from app.storage.errors import StorageError
 from app.storage.events import Cancelled as CancelledEvent
 from app.storage.events import (
@@ -24,16 +26,18 @@ from app.storage.events import (
     Failed,
     Finished,
     Notice,
+    ParamSet,
     Resumed,
     RunStarted,
     StateChanged,
     read_events,
 )
 from app.storage.metrics import write_metrics
-from app.storage.runs import RunDirectory, RunRecord, RunState
+from app.storage.runs import RunDirectory, RunRecord, RunState, process_start
 from app.worker.cache import Observed, OutputCache
+from app.worker.commands import CommandWatcher, done
 from app.worker.context import NodeContext, make_accelerator
-from app.worker.scheduler import NodeFailure, Scheduler
+from app.worker.scheduler import NodeFailure, RefusedChangeError, Scheduler
 from app.worker.settings import CancelToken, Clock, RunSettings
 from app.worker.state import copy_state, read_checkpoint, state_bytes, write_checkpoint
 
@@ -42,6 +46,8 @@ _logger = logging.getLogger(__name__)
 # The state is copied after every tick, so that a cancelled run can be resumed from the tick before. Above this size,
 # half a second of copying, a cancelled run goes back to its last checkpoint instead.
 _COPIED_BYTES = 1 << 30
+
+_PAUSE_POLL_SECONDS = 0.05
 
 _VERSIONS_OF = (
     "jagg-studio",
@@ -136,6 +142,9 @@ class _Session:
         self._overdue = False
         self._scheduler: Scheduler | None = None
         self._timings = dict(run.read_record().timings)
+        self._emitting = threading.RLock()
+        self._commands = CommandWatcher(run, cancel=cancel, emit=self._emit)
+        self._after_tick: list[Command] = []
 
     def choose_threads(self, *, resume: bool) -> int | None:
         """The thread count that this stretch computes with; None leaves torch's own."""
@@ -152,6 +161,19 @@ class _Session:
 
     def execute(self, *, resume: bool, iterations: int | None) -> RunResult:
         """Do the work and leave run.json, events and metrics.csv in agreement, however it ends."""
+        with self._commands:
+            result = self._execute(resume=resume, iterations=iterations)
+        left = self._after_tick
+        while (command := self._commands.take()) is not None:
+            left.append(command)
+        # What cannot be written on a full disk is not: how the run ended is settled.
+        with suppress(StorageError):
+            for command in left:
+                text = f"The run ended before it could do this; it is {result.state}."
+                self._emit(done(command, "refused", text))
+        return result
+
+    def _execute(self, *, resume: bool, iterations: int | None) -> RunResult:
         try:
             self._prepare(resume=resume, iterations=iterations)
             self._work()
@@ -260,14 +282,115 @@ class _Session:
         if scheduler is None:
             return
         while self._tick < self._last:
-            self._cancel.check()
+            self._obey(scheduler)
             self._between_ticks = False
+            aside = scheduler.aside(self._tick + 1, self._last) if self._after_tick else []
             with self._timed("ticks"):
-                scheduler.run_tick(self._tick + 1, self._last)
+                scheduler.run_tick(self._tick + 1, self._last, aside=aside)
             self._end_tick(self._tick + 1, save=True)
+            if self._after_tick:
+                self._run_aside(scheduler, aside)
         if self._graph.ticking and self._saved != self._tick:
             with self._saving():
                 self._save()
+
+    def _obey(self, scheduler: Scheduler) -> None:
+        """Do what waits to be done between two ticks; returns when the next one may begin.
+
+        Raises:
+            Cancelled: the run was asked to stop.
+        """
+        paused = False
+        while True:
+            self._cancel.check()
+            command = self._commands.take()
+            if command is None:
+                if not paused:
+                    return
+                time.sleep(_PAUSE_POLL_SECONDS)
+            elif command.name in ("pause", "continue"):
+                wanted = command.name == "pause"
+                if wanted == paused:
+                    text = f"The run is {'paused already' if paused else 'not paused'}."
+                    self._emit(done(command, "refused", text))
+                    continue
+                paused = wanted
+                state: RunState = "paused" if paused else "running"
+                self._run.update_record(state=state, tick=self._tick)
+                self._emit(StateChanged(state=state))
+                text = (
+                    f"Paused after tick {self._tick} of {self._last}; `continue` goes on."
+                    if paused
+                    else f"Going on with tick {self._tick + 1}."
+                )
+                self._emit(done(command, "done", text))
+            elif command.name == "save":
+                self._save_now(command)
+            elif command.name == "set":
+                self._set(command, scheduler)
+            elif paused:
+                text = "The run is paused, and this is done at the end of a tick: send `continue` first."
+                self._emit(done(command, "refused", text))
+            elif not scheduler.evaluating:
+                text = "No card of this graph evaluates now and then (an output card with `every`)."
+                self._emit(done(command, "refused", text))
+            else:
+                self._after_tick.append(command)
+
+    def _save_now(self, command: Command) -> None:
+        overdue = self._overdue
+        try:
+            self._save()
+        except StorageError as error:
+            _logger.exception("The state could not be saved.")
+            self._emit(done(command, "failed", str(error)))
+            return
+        self._overdue = overdue and self._saved != self._tick
+        if self._saved == self._tick:
+            text = f"The state after tick {self._tick} is in {self._checkpoint}."
+            self._emit(done(command, "done", text))
+        else:
+            newest = f"that after tick {self._saved}" if self._saved is not None else "none"
+            text = (
+                f"The state after tick {self._tick} cannot be saved, because a card holds a value that no file can; "
+                f"the newest one on disk is {newest}. Try again after the next tick."
+            )
+            self._emit(done(command, "refused", text))
+
+    def _set(self, command: Command, scheduler: Scheduler) -> None:
+        try:
+            node, old, new = scheduler.set_param(
+                *(command.arguments.get(name) for name in ("node", "param", "value"))
+            )
+        except RefusedChangeError as error:
+            self._emit(done(command, "refused", str(error)))
+            return
+        param, tick = str(command.arguments["param"]), self._tick + 1
+        self._emit(
+            ParamSet(node=node.id, title=node.title, param=param, old=old, new=new, tick=tick)
+        )
+        text = (
+            f"{node.title} ({node.id}): `{param}` is {new!r} from tick {tick} on; it was {old!r}."
+        )
+        self._emit(done(command, "done", text))
+
+    def _run_aside(self, scheduler: Scheduler, aside: list[CompiledNode]) -> None:
+        """Answer the commands that waited for the end of the tick."""
+        outcome, names = (
+            "done",
+            ", ".join(f"{node.title} ({node.id})" for node in scheduler.evaluating),
+        )
+        text = f"After tick {self._tick}: {names}."
+        try:
+            with self._timed("aside"):
+                scheduler.run_aside(self._tick, aside)
+        except NodeFailure as failure:
+            # Nothing of the run depends on it, so that the run goes on.
+            _logger.exception("A card that was asked to run failed.")
+            outcome, text = "failed", str(failure)
+        commands, self._after_tick = self._after_tick, []
+        for command in commands:
+            self._emit(done(command, outcome, text))
 
     def _end_tick(self, tick: int, *, save: bool) -> None:
         """The tick is complete: keep a copy of the state, and write it where its time has come."""
@@ -361,6 +484,7 @@ class _Session:
             tick=self._tick,
             ended=time.time(),
             process=None,
+            process_started=None,
             timings=self._timings,
         )
         return self._result(state, error)
@@ -376,9 +500,10 @@ class _Session:
         )
 
     def _emit(self, event: Event) -> None:
-        line = self._events.write(event)
-        if self._on_event is not None:
-            self._on_event(line)
+        with self._emitting:  # the watcher of commands emits from its own thread
+            line = self._events.write(event)
+            if self._on_event is not None:
+                self._on_event(line)
 
     def _notice(self, message: str) -> None:
         _logger.warning("%s", message)
@@ -418,6 +543,7 @@ def _started(run: RunDirectory, **changes: Any) -> RunRecord:
         ended=None,
         error=None,
         process=os.getpid(),
+        process_started=process_start(os.getpid()),
         environment={
             "python": platform.python_version(),
             "platform": platform.platform(),

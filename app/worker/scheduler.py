@@ -6,17 +6,20 @@ read; there, the weights that a training node hands on are those that it was giv
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from app.graph.compile import CompiledGraph, CompiledNode
-from app.graph.errors import Cancelled
+from app.graph.errors import Cancelled, quoted, suggestion
 from app.graph.model import Link
 from app.graph.node import Node
+from app.graph.widgets import Params, Value, parse_value
 from app.storage.events import Event, Metric, NodeFinished, NodeStarted, TickFinished
 from app.worker.cache import Observed, OutputCache, base_key, full_key
 from app.worker.context import NodeContext
 from app.worker.settings import CancelToken, Clock
+from app.worker.state import copy_state
 from app.worker.values import UnportableValueError, decode_value, encode_value
 
 _logger = logging.getLogger(__name__)
@@ -41,6 +44,10 @@ class NodeFailure(Exception):  # noqa: N818 - it wraps the error, which says wha
         super().__init__(f"{node.title} ({node.id}){when}: {text}")
         self.node = node
         self.tick = tick
+
+
+class RefusedChangeError(Exception):
+    """A widget cannot be changed while the run goes on; the message says why."""
 
 
 class Scheduler:
@@ -80,6 +87,7 @@ class Scheduler:
         self._opened: list[str] = []
         self._values: dict[str, tuple[Any, ...]] = {}
         self._keys: dict[str, str] = {}
+        self._changed: dict[str, dict[str, Value]] = {}
         self._cacheable = _cacheable(graph)
         read = {link.node for node in graph.ticking for link in _all_links(node)}
         self._read_in_ticks = read
@@ -116,8 +124,8 @@ class Scheduler:
         for node in self._graph.ticking:
             self._open(node, None)
 
-    def run_tick(self, tick: int, last: int) -> None:
-        """Run the due nodes of a tick; at tick 0 those with `baseline`.
+    def run_tick(self, tick: int, last: int, *, aside: Sequence[CompiledNode] = ()) -> None:
+        """Run the due nodes of a tick; at tick 0 those with `baseline`. What `aside` will read is kept.
 
         Raises:
             Cancelled: the run was asked to stop; the state is that of the middle of the tick.
@@ -129,7 +137,7 @@ class Scheduler:
             for node in self._graph.ticking
             if (node.baseline if tick == 0 else node.runs_at(tick, last))
         ]
-        last_readers = _last_readers(due)
+        last_readers = _last_readers([*due, *aside])
         spent: dict[str, float] = {}
         for node in due:
             self._cancel.check()
@@ -137,7 +145,7 @@ class Scheduler:
             spent[name] = spent.get(name, 0.0) + self._call(node, tick)
             done = {link.node for link in _all_links(node) if last_readers[link.node] == node.id}
             self._drop(done & self._unheld)
-        self._drop(self._unheld)
+        self._drop(self._unheld - {link.node for node in aside for link in _all_links(node)})
         for name, seconds in spent.items():
             self._emit(Metric(name=name, value=seconds, unit="s", tick=tick))
         total = self._clock() - started
@@ -146,6 +154,99 @@ class Scheduler:
         if peak is not None:
             self._emit(Metric(name="memory/peak", value=peak, unit="bytes", tick=tick))
         self._emit(TickFinished(tick=tick, total=last, seconds=total))
+
+    @property
+    def evaluating(self) -> list[CompiledNode]:
+        """The nodes that look at training now and then: outputs with `every` that neither change a value nor save."""
+        return [
+            node
+            for node in self._graph.ticking
+            if node.spec.output
+            and node.spec.param("every") is not None
+            and not any(port.changes for port in node.spec.inputs)
+            and not getattr(node.spec.cls, "sets_checkpoint_cadence", False)
+        ]
+
+    def aside(self, tick: int, last: int) -> list[CompiledNode]:
+        """The evaluating nodes that are not due at the tick."""
+        return [node for node in self.evaluating if not node.runs_at(tick, last)]
+
+    def run_aside(self, tick: int, nodes: Sequence[CompiledNode]) -> None:
+        """Run nodes out of their turn after a tick that was run with them as `aside`.
+
+        Each runs as a fresh instance with a copy of the state, and what it returns is dropped: no later tick can tell
+        that it ran. A value of a node that runs on every N-th tick only is the last one.
+
+        Raises:
+            Cancelled: the run was asked to stop.
+            NodeFailure: a node raised.
+        """
+        import torch
+
+        try:
+            for node in nodes:
+                self._cancel.check()
+                # Nodes draw from generators of their own; one that does not must not move the others on.
+                with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+                    self._call_aside(node, tick)
+        finally:
+            self._drop(self._unheld)
+
+    def set_param(self, name: Any, param: Any, value: Any) -> tuple[CompiledNode, Value, Value]:
+        """Change a live widget of a ticking node from its next call on; the node, the old and the new value.
+
+        `name` is the node's id, or its title where only one has it; a text is read by the widget's type.
+
+        Raises:
+            RefusedChangeError: there is no such widget, it is not live, or the value does not fit.
+        """
+        node = self._named(name)
+        label = f"{node.title} ({node.id})"
+        spec = node.spec.param(str(param))
+        if spec is None:
+            known = [entry.name for entry in node.spec.params]
+            msg = f"{label}: no widget named `{param}`. Widgets are {quoted(known)}.{suggestion(str(param), known)}"
+            raise RefusedChangeError(msg)
+        if not spec.field.live or not node.ticking:
+            live = [entry.name for entry in node.spec.params if entry.field.live and node.ticking]
+            can = f"those that can are {quoted(live)}" if live else "this card has none that can"
+            msg = f"{label}: `{param}` cannot change while a run goes on; {can}."
+            raise RefusedChangeError(msg)
+        if spec.name in node.widget_links:
+            msg = f"{label}: `{param}` is fed by a link, it cannot be set."
+            raise RefusedChangeError(msg)
+        instance = self._nodes[node.id]
+        params: Params = instance.params
+        try:
+            read = parse_value(spec, value) if isinstance(value, str) else value
+            new_params = replace(params, **{spec.name: read})  # type: ignore[type-var]
+        except ValueError as error:
+            msg = f"{label}: {error}"
+            raise RefusedChangeError(msg) from error
+        refusal = instance.refuse_live(new_params)
+        if refusal is not None:
+            msg = f"{label}: {refusal}"
+            raise RefusedChangeError(msg)
+        instance.params = new_params
+        old, new = getattr(params, spec.name), getattr(new_params, spec.name)
+        self._changed.setdefault(node.id, {})[spec.name] = new
+        return node, old, new
+
+    def _named(self, given: Any) -> CompiledNode:
+        name = str(given)
+        if name in self._compiled:
+            return self._compiled[name]
+        titled = [node for node in self._graph.order if node.title == name]
+        if len(titled) == 1:
+            return titled[0]
+        if titled:
+            ids = ", ".join(node.id for node in titled)
+            msg = f"{len(titled)} nodes have the title `{name}`: {ids}. Name one of them by its id."
+            raise RefusedChangeError(msg)
+        known = ", ".join(f"{node.id} ({node.title})" for node in self._graph.order)
+        hint = suggestion(name, [node.title for node in self._graph.order])
+        msg = f"No node that runs has the id or title `{name}`. Nodes are {known}.{hint}"
+        raise RefusedChangeError(msg)
 
     @property
     def has_baseline(self) -> bool:
@@ -177,7 +278,8 @@ class Scheduler:
             for node in self._held
             if node.id in self._values
         }
-        return {"nodes": nodes, "held": held}
+        changed = {node: dict(values) for node, values in self._changed.items()}
+        return {"nodes": nodes, "held": held, **({"params": changed} if changed else {})}
 
     def portable_at(self, tick: int, last: int) -> bool:
         """Whether the state after `tick` can be written: no later reader needs a value that cannot.
@@ -204,6 +306,9 @@ class Scheduler:
             NodeFailure: a node refuses its state.
         """
         for node in self._graph.order:
+            if node.id in state.get("params", {}):
+                self._changed[node.id] = dict(state["params"][node.id])
+                self._nodes[node.id].params = node.params_with(self._changed[node.id])
             node_state = state["nodes"].get(node.id)
             if node_state is None:
                 continue
@@ -249,12 +354,7 @@ class Scheduler:
         self._emit(NodeStarted(node=node.id, title=node.title, tick=tick))
         started = self._clock()
         try:
-            inputs = {name: self._value(link) for name, link in links.items()}
-            if node.widget_links:
-                linked = {name: self._value(link) for name, link in node.widget_links.items()}
-                instance.params = node.params_with(linked)
-            run: Callable[..., Any] = instance.run  # type: ignore[attr-defined]
-            self._values[node.id] = _as_outputs(node, run(context, **inputs))
+            self._values[node.id] = _as_outputs(node, self._run(node, instance, links))
         except Cancelled:
             raise
         except Exception as error:
@@ -263,6 +363,37 @@ class Scheduler:
         context.report_artefacts()
         self._emit(NodeFinished(node=node.id, title=node.title, seconds=seconds, tick=tick))
         return seconds
+
+    def _run(self, node: CompiledNode, instance: Node[Any], links: Mapping[str, Link]) -> Any:
+        inputs = {name: self._value(link) for name, link in links.items()}
+        if node.widget_links:
+            linked = {name: self._value(link) for name, link in node.widget_links.items()}
+            instance.params = node.params_with({**self._changed.get(node.id, {}), **linked})
+        run: Callable[..., Any] = instance.run  # type: ignore[attr-defined]
+        return run(self._contexts[node.id], **inputs)
+
+    def _call_aside(self, node: CompiledNode, tick: int) -> None:
+        context = self._contexts[node.id]
+        context.enter(tick)
+        self._emit(NodeStarted(node=node.id, title=node.title, tick=tick))
+        started = self._clock()
+        try:
+            state = copy_state(self._nodes[node.id].state())
+            instance = node.spec.cls(self._nodes[node.id].params)
+            instance.open(context)
+            try:
+                if state:
+                    instance.load_state(state)
+                self._run(node, instance, node.links)
+            finally:
+                instance.close()
+        except Cancelled:
+            raise
+        except Exception as error:
+            raise NodeFailure(node, tick, error) from error
+        context.report_artefacts()
+        seconds = self._clock() - started
+        self._emit(NodeFinished(node=node.id, title=node.title, seconds=seconds, tick=tick))
 
     def _value(self, link: Link) -> Any:
         """The value at an output; where its node did not run yet, the input that the node will hand on."""

@@ -153,7 +153,7 @@ class ToySampler(Node[ToySamplerParams]):
 class ToyTrainerParams(Params):
     """Step size."""
 
-    rate: Annotated[float, Field(minimum=0.0)] = 0.05
+    rate: Annotated[float, Field(minimum=0.0, live=True)] = 0.05
 
 
 class ToyTrainer(Node[ToyTrainerParams]):

@@ -243,6 +243,28 @@ def test_a_kl_weight_that_rises_after_training_began_is_refused(context, policy,
         node.run(context("6", 2), policy=policy, rollout=later, reward=_reward(context, later))
 
 
+def test_a_live_kl_weight_is_refused_where_the_weights_from_before_training_are_gone(
+    context, policy, rollout
+):
+    def refused(node, kl_weight):
+        return node.refuse_live(replace(node.params, kl_weight=kl_weight))
+
+    without = _optimizer(context)
+    assert refused(without, 0.1) is None
+    without.run(context("6"), policy=policy, rollout=rollout, reward=_reward(context, rollout))
+    assert "`kl_weight` cannot rise from 0" in refused(without, 0.1)
+    assert refused(without, 0.0) is None
+    resumed = _optimizer(context)
+    resumed.load_state(without.state())
+    assert "`kl_weight` cannot rise from 0" in refused(resumed, 0.1)
+
+
+def test_a_live_kl_weight_changes_where_there_was_one(context, policy, rollout):
+    node = _optimizer(context, kl_weight=0.1)
+    node.run(context("6"), policy=policy, rollout=rollout, reward=_reward(context, rollout))
+    assert node.refuse_live(replace(node.params, kl_weight=0.2)) is None
+
+
 def test_the_rate_follows_warm_up_and_the_recorded_horizon(context, policy, prompts, emitted):
     node = _optimizer(context, warmup=2, decay="linear", final_fraction=0.1)
     rates = []

@@ -1,4 +1,8 @@
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,8 @@ from app.storage.runs import (
     find_run,
     list_runs,
     new_run_id,
+    observed,
+    process_start,
 )
 
 
@@ -138,3 +144,21 @@ def test_an_edited_prompt_is_refused_and_another_layout_is_not(tmp_path: Path) -
     run.workflow_path.unlink()
     with pytest.raises(StorageError, match=r"workflow\.json"):
         run.check_graph(run.read_record())
+
+
+def test_a_run_whose_process_is_gone_is_interrupted(tmp_path: Path) -> None:
+    run = make(tmp_path / "a")
+    mine = process_start(os.getpid())
+    assert mine is not None
+    held = run.update_record(state="running", process=os.getpid(), process_started=mine)
+    assert observed(held) == held
+    assert [record.state for _, record in list_runs(tmp_path)] == ["running"]
+    # Another process has the id by now.
+    assert observed(replace(held, process_started=mine - 60)).state == "interrupted"
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    run.update_record(state="paused", process=process.pid)
+    assert [record.state for _, record in list_runs(tmp_path)] == ["interrupted"]
+    assert run.read_record().state == "paused"
+    run.update_record(state="cancelled")
+    assert [record.state for _, record in list_runs(tmp_path)] == ["cancelled"]
