@@ -69,22 +69,27 @@ class ShapePrompts(Node[ShapePromptsParams]):
         prompts: Annotated[PromptBatch, Ticks()]
         held_out: PromptBatch
 
+    def open(self, ctx: RunContext) -> None:  # noqa: ARG002  the context is part of the method
+        """Draw what stays the same at every tick: the split, and the captions to evaluate on."""
+        settings = self.params
+        self._split = composition_split(settings.split_seed)
+        unseen = held_out_scenes(settings.held_out_count, self._split, settings.split_seed)
+        self._held_out = PromptBatch(
+            prompts=tuple(scene.prompt() for scene in unseen),
+            metadata=tuple(scene.to_metadata() for scene in unseen),
+        )
+
     def run(self, ctx: RunContext) -> Outputs:
         """Draw this tick's captions; they depend on the run's seed and the tick alone."""
         settings = self.params
-        split = composition_split(settings.split_seed)
-        drawn = training_scenes(settings.prompts_per_tick, split, ctx.generator("prompts"))
-        unseen = held_out_scenes(settings.held_out_count, split, settings.split_seed)
+        drawn = training_scenes(settings.prompts_per_tick, self._split, ctx.generator("prompts"))
         return self.Outputs(
             prompts=PromptBatch(
                 prompts=tuple(scene.prompt() for scene in drawn),
                 group_size=settings.group_size,
                 metadata=tuple(scene.to_metadata() for scene in drawn),
             ),
-            held_out=PromptBatch(
-                prompts=tuple(scene.prompt() for scene in unseen),
-                metadata=tuple(scene.to_metadata() for scene in unseen),
-            ),
+            held_out=self._held_out,
         )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from jagg.errors import NonFiniteError
 from jagg.flow_matching import flow_matching_loss, logit_normal_sigma
+from jagg.optimizers import adamw, set_learning_rate
 from jagg.policy import Policy
 from jagg.randomness import generator
 from nodes.backends.shapes import (
@@ -89,9 +90,7 @@ def draw_batch(data: ShapeData, *, size_px: int, seed: int, tick: int) -> Traini
 
 def pretraining_optimizer(policy: Policy, config: FlowMatchingConfig) -> torch.optim.Optimizer:
     """AdamW over the trainable parameters, text encoder included where it trains, without decay."""
-    return torch.optim.AdamW(
-        policy.trainable().values(), lr=config.lr, betas=config.betas, weight_decay=0.0
-    )
+    return adamw(policy, lr=config.lr, betas=config.betas, weight_decay=0.0, eps=1e-8)
 
 
 def train_step(
@@ -121,8 +120,7 @@ def train_step(
     )
     # Strata come in rising order; shuffled, so that micro-batches are alike.
     sigma = sigma[torch.randperm(count, generator=random)]
-    for group in optimizer.param_groups:
-        group["lr"] = config.learning_rate(tick)
+    set_learning_rate(optimizer, config.learning_rate(tick))
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
     for start in range(0, count, config.micro_batch):

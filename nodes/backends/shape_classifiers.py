@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from jagg.optimizers import set_learning_rate
 from jagg.randomness import derive_seed, generator
 from nodes.backends.shape_contours import (
     CONTOUR_FEATURES,
@@ -176,8 +177,7 @@ def train_step(
 ) -> dict[str, float]:
     """One step on the drawings of `tick` (from 0); losses and accuracies of the batch before the step."""
     batch = draw_batch(training.batch, seed=seed, key="train", tick=tick)
-    for group in optimizer.param_groups:
-        group["lr"] = training.lr * _learning_rate_factor(tick, training.steps)
+    set_learning_rate(optimizer, training.lr * _learning_rate_factor(tick, training.steps))
     result: dict[str, float] = {}
     loss = torch.zeros(())
     for name, logits in (

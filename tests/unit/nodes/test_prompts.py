@@ -13,8 +13,14 @@ def _pairs(metadata):
     return {item.pair for item in Scene.from_metadata(metadata).objects}
 
 
+def _opened(context, **params):
+    source = ShapePrompts(ShapePromptsParams(**params))
+    source.open(context("1", 0))
+    return source
+
+
 def test_no_training_prompt_has_a_held_out_pair_and_every_evaluation_prompt_has_one(context):
-    source = ShapePrompts(ShapePromptsParams(prompts_per_tick=64))
+    source = _opened(context, prompts_per_tick=64)
     held_out = composition_split(0).held_out
     seen = set()
     for tick in range(1, 21):
@@ -29,9 +35,9 @@ def test_no_training_prompt_has_a_held_out_pair_and_every_evaluation_prompt_has_
 
 
 def test_shape_prompts_depend_on_seed_and_tick_alone_and_held_out_on_neither(context):
-    source = ShapePrompts(ShapePromptsParams())
+    source = _opened(context)
     first = source.run(context("1", 3))
-    again = ShapePrompts(ShapePromptsParams()).run(context("1", 3))
+    again = _opened(context).run(context("1", 3))
     other_tick = source.run(context("1", 4))
     other_seed = source.run(context("1", 3, seed=1))
     assert first.prompts == again.prompts
